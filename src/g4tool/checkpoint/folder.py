@@ -1,0 +1,119 @@
+"""What lies in a checkpoint's folder: config.json, the index and its shards, the small files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from g4tool.checkpoint.tensorfile import SafetensorsFile
+from g4tool.checkpoint.writer import INDEX, SINGLE
+from g4tool.errors import G4Error
+
+CONFIG = "config.json"
+_PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
+# What the store says of a folder of its own; not the model's.
+_STORE_FILES = {"manifest.json", "where.json", "view.json"}
+_WEIGHTS = {*_PICKLES, ".safetensors", ".gguf", ".h5", ".msgpack", ".onnx", ".part"}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file's JSON object. Raises G4Error when it is missing, not JSON, or another value."""
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise G4Error(f"{path} does not exist.") from None
+    except OSError as error:
+        raise G4Error(f"{path} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise G4Error(f"{path} is not valid JSON ({error}).") from None
+    if not isinstance(value, dict):
+        raise G4Error(f"{path} is not a JSON object.")
+    return value
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a plain checkpoint. Raises G4Error when the weights are quantized."""
+    if not folder.is_dir():
+        raise G4Error(f"{folder} is not a folder.")
+    path = folder / CONFIG
+    if not path.is_file():
+        raise G4Error(f"{path} does not exist; a checkpoint's folder has one.")
+    raw = read_json(path)
+    text = raw.get("text_config")
+    for table in (raw, text if isinstance(text, dict) else {}):
+        quantization = table.get("quantization_config")
+        if quantization:
+            method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+            raise G4Error(
+                f"{path}: the weights are quantized already (quant_method {method!r}); "
+                f"this is not a plain checkpoint, so take the model it was made from."
+            )
+    return raw
+
+
+def open_files(folder: Path) -> dict[str, SafetensorsFile]:
+    """The safetensors files of a folder by name, checked against the index where there is one."""
+    index, single = folder / INDEX, folder / SINGLE
+    if index.is_file():
+        weight_map = _weight_map(index)
+        if single.is_file() and SINGLE not in weight_map.values():
+            raise G4Error(f"{folder} has both {SINGLE} and {INDEX}, which does not name it.")
+        return _open_shards(index, weight_map)
+    if single.is_file():
+        return {SINGLE: SafetensorsFile(single)}
+    suffixes = {path.suffix for path in folder.iterdir()}
+    if ".safetensors" in suffixes:
+        raise G4Error(f"{index} does not exist, nor {SINGLE}; the download is not complete.")
+    if suffixes & _PICKLES:
+        raise G4Error(
+            f"{folder} has its weights in pickle files only, which g4 never loads because "
+            f"loading one runs code; take the safetensors version."
+        )
+    raise G4Error(f"{folder} has no weights: neither {SINGLE} nor {INDEX}.")
+
+
+def side_files(folder: Path) -> list[str]:
+    """Names of the files that belong to the model beside its weights, sorted.
+
+    Everything that is not weights counts, so that a template or processor file nobody thought of
+    is not lost on the way.
+    """
+    files = [p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")]
+    templates = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    others = [p for p in files if p.name not in _STORE_FILES]
+    kept = [p for p in others if p.suffix not in _WEIGHTS and not p.name.endswith(".index.json")]
+    return sorted(p.relative_to(folder).as_posix() for p in [*kept, *templates])
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise G4Error(f"{index}: weight_map is missing or not a table.")
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".", ".."):
+            raise G4Error(f"{index}: {name} is said to be in {shard!r}, not a file's name.")
+    return weight_map
+
+
+def _open_shards(index: Path, weight_map: dict[str, str]) -> dict[str, SafetensorsFile]:
+    files: dict[str, SafetensorsFile] = {}
+    for name, shard in weight_map.items():
+        if shard not in files:
+            path = index.parent / shard
+            if not path.is_file():
+                raise G4Error(
+                    f"{path} does not exist, but {INDEX} says that {name} is in it; "
+                    f"the download is not complete."
+                )
+            files[shard] = SafetensorsFile(path)
+        if name not in files[shard].tensors:
+            raise G4Error(f"{files[shard].path} has no tensor {name}, but {INDEX} says so.")
+    for shard, file in files.items():
+        for name in file.tensors:
+            if name not in weight_map:
+                raise G4Error(f"{file.path}: {INDEX} does not name the tensor {name} in it.")
+            if weight_map[name] != shard:
+                raise G4Error(
+                    f"{file.path} has the tensor {name}, which {INDEX} says is in "
+                    f"{weight_map[name]}."
+                )
+    return dict(sorted(files.items()))
