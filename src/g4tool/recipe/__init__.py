@@ -1,0 +1,1 @@
+"""The recipe: a typed model of the YAML, presets, overrides, and one error format."""
