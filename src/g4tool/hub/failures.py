@@ -1,0 +1,86 @@
+"""What goes wrong between here and the Hub, each as one sentence.
+
+Only status codes and our own words are shown: a library's message may quote a request's headers.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from g4tool.errors import G4Error, UsageError
+
+
+class UnreachableError(G4Error):
+    """The Hub gave no answer, or offline mode forbids asking; what is on disk may still do."""
+
+
+@contextmanager
+def explained(repo: str, revision: str, host: str) -> Iterator[None]:
+    """Turns huggingface_hub's errors about `repo` at `revision` into G4Errors.
+
+    `host` is the Hub's address, for the links. Raises UnreachableError where there was no answer.
+    """
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except G4Error:
+        raise
+    except errors.HFValidationError as error:
+        raise UsageError(
+            f"{repo!r} is no repository name of the Hub: give it as owner/name."
+        ) from error
+    except errors.GatedRepoError as error:
+        raise G4Error(
+            f"{repo} is gated: accept its terms at {host}/{repo}, log in with `hf auth login`,"
+            " and run this again."
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise G4Error(
+            f"the Hub has no model repository {repo} that you may see: check the name, or log in"
+            " with `hf auth login` if it is private."
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise G4Error(
+            f"{repo} has no revision {revision!r}: see {host}/{repo}/commits/main for those it has."
+        ) from error
+    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
+        raise UnreachableError(
+            f"{repo} is not on this machine as a whole and the Hub was not asked or gave no answer:"
+            " check the network and HF_HUB_OFFLINE, then run this again."
+        ) from error
+    except errors.HfHubHTTPError as error:
+        raise _answered(repo, error.response.status_code) from error
+    except errors.HTTPError as error:  # httpx's base class, whichever of its forks is in use
+        raise UnreachableError(
+            f"the connection to {host} failed ({type(error).__name__}): check the network and run"
+            f" this again; files of {repo} that arrived whole are kept."
+        ) from error
+    except OSError as error:
+        raise _broken(repo, error) from error
+    except (RuntimeError, getattr(errors, "XetDownloadError", RuntimeError)) as error:
+        raise UnreachableError(
+            f"the transfer of {repo} broke off ({type(error).__name__}): run this again; files that"
+            " arrived whole are kept."
+        ) from error
+
+
+def _answered(repo: str, status: int) -> G4Error:
+    if status in (401, 403):
+        return G4Error(
+            f"the Hub refuses access to {repo} ({status}): log in with `hf auth login`, with a"
+            " token that may read it."
+        )
+    return UnreachableError(
+        f"the Hub answered {status} for {repo}: run this again later; files that arrived whole are"
+        " kept."
+    )
+
+
+def _broken(repo: str, error: OSError) -> G4Error:
+    if error.strerror:
+        where = f" ({error.filename})" if error.filename else ""
+        return G4Error(f"files of {repo} cannot be written: {error.strerror}{where}.")
+    # The library says so when fewer bytes came than were announced.
+    return UnreachableError(
+        f"a file of {repo} did not arrive whole: run this again; those that did are kept."
+    )
