@@ -1,0 +1,23 @@
+"""Per-layer embeddings: a small vector for each token and layer, mixed into the layer's output."""
+
+import math
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def per_layer_inputs(tokens: Tensor, context: Tensor, norm: nn.Module, hidden_size: int) -> Tensor:
+    """What each layer is given for each token: [B, S, layers, P].
+
+    (tokens + norm(context / sqrt(hidden_size))) / sqrt(2), where tokens [B, S, layers, P] are the
+    scaled rows of the per-layer table and context [B, S, layers, P] is the projection of the scaled
+    embeddings. The division comes before the norm, where only its epsilon sees it.
+    """
+    normed: Tensor = norm(context * hidden_size**-0.5)
+    return (normed + tokens) * math.sqrt(0.5)
+
+
+def gated(x: Tensor, per_layer: Tensor, gate: nn.Module, projection: nn.Module) -> Tensor:
+    """projection(gelu(gate x) * per_layer): x [B, S, d], per_layer [B, S, P] -> [B, S, d]."""
+    out: Tensor = projection(F.gelu(gate(x), approximate="tanh") * per_layer)
+    return out
