@@ -8,12 +8,12 @@ class G4Error(Exception):
 
 
 class UsageError(G4Error):
-    """The command, a flag or a recipe asks for something that does not exist or contradicts itself."""
+    """The command, a flag or a recipe asks for what does not exist or contradicts itself."""
 
     exit_code = 2
 
 
 class IncompleteError(G4Error):
-    """Everything this machine can do is done; the message names what is missing and how to go on."""
+    """All that this machine can do is done; the message says what is missing and how to go on."""
 
     exit_code = 3

@@ -109,6 +109,7 @@ class Store:
         if decision.action == "reuse":
             if on_decision:
                 on_decision(decision)
+            self._clear_leftover(decision.identity, folder)
             return manifest.load(folder)
         with ExitStack() as stack:
             inputs = tuple(
@@ -193,6 +194,14 @@ class Store:
                 "being made: what is finished is kept; make room there (g4 cache prune) and run "
                 "the same command again to go on."
             ) from error
+
+    def _clear_leftover(self, identity: str, folder: Path) -> None:
+        """Remove the journal of a process that died after the artifact had got its name."""
+        partial = folder.with_name(identity + PARTIAL)
+        if partial.exists():
+            with locks.try_hold(self.lock(identity)) as free:
+                if free and partial.exists():
+                    self.discard(partial)
 
     def _unusable(self, stage: Stage, folder: Path, report: Report) -> str | None:
         """Why the finished artifact in `folder` cannot be used, as far as a quick look tells."""

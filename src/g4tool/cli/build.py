@@ -1,0 +1,111 @@
+"""`g4 build`: every stage of a recipe, in order; what is cached is reused."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from g4tool.cli.common import Env, command
+from g4tool.cli.models import confirm_download, ensure, show_decision
+from g4tool.errors import IncompleteError
+
+if TYPE_CHECKING:
+    from g4tool.pipeline.stage import Decision, Stage
+    from g4tool.stages.build import Build
+
+HELP = """Make everything a recipe asks for.
+
+What is cached is reused. Interrupt it at any moment; the next run goes on.
+
+    g4 build tiny-31b
+
+    g4 build 31b-int4-hqq --dry-run
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    command(app, "build", help=HELP)(build)
+
+
+def build(
+    env: Env,
+    preset: Annotated[
+        str | None, typer.Argument(metavar="[RECIPE]", help="A preset or a YAML file.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(metavar="STAGE", help="Stop after download, convert or quantize.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done, and why; do nothing.")
+    ] = False,
+    model: Annotated[str | None, typer.Option(help="Another model than the recipe's.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda [cuda where there is one].")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Put the last artifact into this folder too.")
+    ] = None,
+) -> None:
+    """Plan the recipe's stages, then make what is missing."""
+    from g4tool.stages import build as building
+
+    overrides = [f"model={model}"] if model else []
+    chosen = building.build(env.recipe(preset, *overrides), device)
+    stages = chosen.until(until) if until else chosen.stages
+    with env.out.progress() as report:
+        decisions = [env.store.plan(stage, report) for stage in stages]
+    if dry_run:
+        _show_plan(env, decisions)
+        return
+    results = _make(env, chosen, stages, decisions)
+    last = results[-1]
+    if output:
+        from g4tool.pipeline.place import place
+
+        place(last, output)
+    folder = output or last.path
+    env.out.result(
+        {
+            "stages": [
+                {"stage": d.stage, "identity": d.identity, "action": d.action} for d in decisions
+            ],
+            "path": str(folder),
+        },
+        str(folder),
+    )
+    if chosen.unbuilt and not until:
+        raise IncompleteError(
+            f"the recipe also asks for {', '.join(chosen.unbuilt)}, which this version of g4 "
+            "cannot make; everything before is done."
+        )
+
+
+def _make(
+    env: Env, chosen: "Build", stages: "list[Stage]", decisions: "list[Decision]"
+) -> list[Any]:
+    """Every stage's artifact; where the last one is there, nothing before it is made again."""
+    from g4tool.cli.quantize import show_account
+
+    if decisions[-1].action == "reuse":
+        for decision in decisions[:-1]:
+            if decision.action == "reuse":
+                show_decision(env, decision)
+            else:
+                env.out.note(f"{decision.stage:<10} not needed {decision.identity[:12]}")
+        return [ensure(env, stages[-1])]
+    confirm_download(env, chosen.source)
+    results = [ensure(env, stage) for stage in stages]
+    if stages[-1] is chosen.quantize:
+        show_account(env, results[-1])
+    return results
+
+
+def _show_plan(env: Env, decisions: "list[Decision]") -> None:
+    from g4tool.cli.output import table
+
+    rows = [(d.stage, d.action, d.identity[:12], d.reason) for d in decisions]
+    env.out.result(
+        {"plan": [vars(decision) for decision in decisions]},
+        table(rows, ("stage", "action", "identity", "why")),
+    )

@@ -1,0 +1,59 @@
+"""`g4 download`: a model's files, verified."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from g4tool.cli.common import Env, command
+from g4tool.cli.models import ensure
+from g4tool.cli.output import size
+from g4tool.errors import UsageError
+
+HELP = """Fetch a model's files and verify them.
+
+Weights, config, tokenizer, chat template and processor; goes on where it was cut off, and checks
+every file against the Hub's checksums.
+
+    g4 download google/gemma-4-E2B-it
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    command(app, "download", help=HELP)(download)
+
+
+def download(
+    env: Env,
+    model: Annotated[str, typer.Argument(help="Hub id (owner/name) or a tiny model's name.")],
+    revision: Annotated[str, typer.Option(help="Branch, tag or commit on the Hub.")] = "main",
+    output: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Put the files into this folder too.")
+    ] = None,
+) -> None:
+    """Ensure the download stage and say where its files are."""
+    from g4tool.pipeline.stage import Source
+    from g4tool.stages.checkpoints import checkpoint_folder, checkpoint_stage
+
+    stage = checkpoint_stage(model, revision)
+    if isinstance(stage, Source):
+        raise UsageError(f"{model} is a folder on this machine: there is nothing to download.")
+    artifact = ensure(env, stage)
+    records = {**artifact.manifest["files"], **artifact.manifest["external"]}
+    if output:
+        from g4tool.pipeline.place import place
+
+        place(artifact, output)
+    folder = output or checkpoint_folder(artifact)
+    total = sum(record["size"] for record in records.values())
+    env.out.result(
+        {
+            "model": model,
+            **artifact.manifest["parameters"],
+            "identity": artifact.identity,
+            "files": records,
+            "path": str(folder),
+        },
+        f"{folder}  ({len(records)} files, {size(total)}, verified)",
+    )

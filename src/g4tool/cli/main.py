@@ -1,0 +1,116 @@
+"""The `g4` command: registers every command, runs one, and formats every failure once."""
+
+import os
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+from typer import _click
+
+from g4tool import __version__
+from g4tool.cli import build, cache, convert, download, quantize, run
+from g4tool.cli import recipe as recipe_commands
+from g4tool.cli.common import (
+    DebugOption,
+    HomeOption,
+    JsonOption,
+    QuietOption,
+    RecipeOption,
+    SetOption,
+    YesOption,
+    merge,
+)
+from g4tool.cli.output import Output
+from g4tool.errors import G4Error
+
+HELP = """Take a Gemma 4 model from the Hub to where it runs.
+
+A first look, with a small model that ships with the tool: g4 build tiny-31b
+"""
+
+app = typer.Typer(
+    name="g4",
+    help=HELP,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+for module in (build, download, convert, quantize, run):
+    module.register(app)
+app.add_typer(recipe_commands.app, name="recipe")
+app.add_typer(cache.app, name="cache")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"g4 {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def shared(
+    context: typer.Context,
+    recipe: RecipeOption = None,
+    set: SetOption = None,  # noqa: A002  (the option's name)
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+    debug: DebugOption = False,
+    yes: YesOption = False,
+    home: HomeOption = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Keep the options given before the command's name for the command."""
+    values = {"recipe": recipe, "set": set, "json": json, "quiet": quiet}
+    context.obj = merge(None, values | {"debug": debug, "yes": yes, "home": home})
+
+
+def main() -> NoReturn:
+    """Run the command line; exit 0 when done, 1 failed, 2 wrong usage, 3 done as far as possible.
+
+    Typer's own handling is off: its usage errors would print no JSON under --json.
+    """
+    arguments = sys.argv[1:]
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    out = Output(as_json="--json" in options)
+    try:
+        code = app(arguments, standalone_mode=False)
+        _exit(code if isinstance(code, int) else 0)
+    except typer.Abort:
+        _fail(out, "stopped.", 1)
+    except _click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message(), file=sys.stderr)
+        _exit(2)
+    except _click.exceptions.ClickException as error:
+        context = getattr(error, "ctx", None)
+        where = f" See `{context.command_path} --help`." if context else ""
+        _fail(out, error.format_message().rstrip() + where, error.exit_code)
+    except KeyboardInterrupt:
+        _fail(out, "interrupted; what was finished is kept, run the same command to go on.", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _exit(1)
+    except G4Error as error:
+        if "--debug" in options:
+            raise
+        _fail(out, str(error), error.exit_code)
+    except Exception as error:
+        if "--debug" in options:
+            raise
+        _fail(out, f"{_unexpected(error)} Run again with --debug for the traceback.", 1)
+
+
+def _unexpected(error: Exception) -> str:
+    text = " ".join(str(error).split()) or "no message"
+    return f"unexpected {type(error).__name__}: {text[:300]}."
+
+
+def _fail(out: Output, message: str, code: int) -> NoReturn:
+    out.error(message, code)
+    _exit(code)
+
+
+def _exit(code: int) -> NoReturn:
+    sys.exit(code)

@@ -1,0 +1,184 @@
+"""`g4 run`: text from a checkpoint, a view or a bundle."""
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from g4tool.cli.common import Env, command
+from g4tool.cli.models import find_model
+from g4tool.cli.output import size
+from g4tool.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from g4tool.generate.channels import Piece
+    from g4tool.generate.conversation import Conversation, Write
+    from g4tool.generate.sampler import Sampling
+
+HELP = """Stream text from a model.
+
+MODEL is a checkpoint's or a bundle's folder, a Hub id or a tiny model's name. Without PROMPT it
+reads standard input, or chats on a terminal. The last line, on stderr, says what it cost.
+
+    g4 run build/tiny-31b "Tell me about the sea."
+
+    g4 run google/gemma-4-E2B-it --chat
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    command(app, "run", help=HELP)(run)
+
+
+def run(
+    env: Env,
+    model: Annotated[str, typer.Argument(help="Hub id, folder, or a tiny model's name.")],
+    prompt: Annotated[str | None, typer.Argument(help="What to say to the model.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Several turns, one line each.")] = False,
+    system: Annotated[str | None, typer.Option(help="A system message.")] = None,
+    thinking: Annotated[
+        bool, typer.Option("--thinking", help="Let the model think; its thoughts go to stderr.")
+    ] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="The prompt as it is, without the chat template.")
+    ] = False,
+    max_new_tokens: Annotated[int, typer.Option(help="At most this many new tokens a turn.")] = 512,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Sample among the k likeliest; 0 is all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Sample among the likeliest that make up p.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
+    dtype: Annotated[str, typer.Option(help="Of activations: bf16, fp16 or fp32.")] = "bf16",
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda [cuda where there is one].")
+    ] = None,
+    revision: Annotated[str, typer.Option(help="Branch, tag or commit on the Hub.")] = "main",
+) -> None:
+    """Load the model, run one prompt or a chat, print one line of figures."""
+    if raw and (chat or system or thinking):
+        raise UsageError("--raw takes the prompt as it is: leave out --chat, --system, --thinking.")
+    if env.as_json and chat:
+        raise UsageError("--json gives one object for one prompt: leave out --chat.")
+    interactive = chat or (prompt is None and sys.stdin.isatty() and not raw and not env.as_json)
+    if prompt is None and not interactive:
+        if sys.stdin.isatty():
+            raise UsageError("there is no prompt: give one, or pipe one in.")
+        prompt = sys.stdin.read()
+
+    from g4tool.generate.sampler import Sampling
+    from g4tool.stages.environment import choose_device
+    from g4tool.stages.loading import parse_dtype
+
+    if max_new_tokens < 1:
+        raise UsageError(f"--max-new-tokens is {max_new_tokens}: give at least 1.")
+    sampling = Sampling(temperature, top_k, top_p, seed)
+    numbers, place = parse_dtype(dtype), choose_device(device)
+    began = time.perf_counter()
+    folder = find_model(env, model, revision)
+    conversation = _load(env, folder, numbers, place, raw, system, thinking)
+    loaded = time.perf_counter() - began
+    if interactive:
+        _converse(env, conversation, prompt, sampling, max_new_tokens)
+        text = ""
+    else:
+        assert prompt is not None
+        text = conversation.say(prompt, _writer(env), sampling, max_new_tokens)
+    _report(env, conversation, text, loaded, place)
+
+
+def _load(
+    env: Env,
+    folder: Path,
+    dtype: "torch.dtype",
+    device: str,
+    raw: bool,
+    system: str | None,
+    thinking: bool,
+) -> "Conversation":
+    from g4tool.generate.chat import load_chat_template
+    from g4tool.generate.conversation import Conversation
+    from g4tool.generate.tokenizer import Tokenizer
+    from g4tool.stages.loading import load_folder
+
+    with env.out.progress() as report:
+        model, files = load_folder(folder, dtype, device, report)
+    template = None if raw else load_chat_template(files)
+    return Conversation(model, Tokenizer(files), template, system, thinking)
+
+
+def _writer(env: Env) -> "Write":
+    def write(piece: "Piece") -> None:
+        if piece.channel is not None:
+            env.out.thought(piece.text)
+        elif not env.as_json:
+            sys.stdout.write(piece.text)
+            sys.stdout.flush()
+
+    return write
+
+
+def _converse(
+    env: Env,
+    conversation: "Conversation",
+    prompt: str | None,
+    sampling: "Sampling",
+    max_new_tokens: int,
+) -> None:
+    """Turns until the input ends; an interrupt ends the answer, a second one the chat."""
+    while True:
+        if prompt is None:
+            prompt = _next_line()
+            if prompt is None:
+                return
+        if prompt.strip():
+            try:
+                conversation.say(prompt.strip(), _writer(env), sampling, max_new_tokens)
+            except KeyboardInterrupt:
+                env.out.note(" (interrupted)")
+            print(flush=True)
+        prompt = None
+
+
+def _next_line() -> str | None:
+    if sys.stdin.isatty():
+        sys.stderr.write("> ")
+        sys.stderr.flush()
+    line = sys.stdin.readline()
+    return None if not line or line.strip() in ("/exit", "/quit") else line
+
+
+def _report(
+    env: Env, conversation: "Conversation", text: str, load_seconds: float, device: str
+) -> None:
+    import torch
+
+    from g4tool.generate.figures import peak_memory
+
+    figures = conversation.figures
+    peak = peak_memory(torch.device(device))
+    if env.as_json:
+        env.out.result(
+            {
+                "text": text,
+                "load_seconds": round(load_seconds, 3),
+                "prefill_tokens": figures.prefill_tokens,
+                "prefill_tokens_per_second": round(figures.prefill_rate, 2),
+                "decode_tokens": figures.decode_tokens,
+                "decode_tokens_per_second": round(figures.decode_rate, 2),
+                "peak_memory_bytes": peak,
+                "device": device,
+            },
+            "",
+        )
+        return
+    if text and not text.endswith("\n"):
+        print(flush=True)
+    env.out.note(
+        f"load {load_seconds:.2f} s, prefill {figures.prefill_tokens} tokens at "
+        f"{figures.prefill_rate:.1f} tok/s, decode {figures.decode_tokens} tokens at "
+        f"{figures.decode_rate:.1f} tok/s, peak memory {size(peak)} ({device})"
+    )

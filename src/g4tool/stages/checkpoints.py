@@ -1,0 +1,131 @@
+"""Where a checkpoint comes from: a folder, the Hub, or one of the tiny models that ship with g4."""
+
+import difflib
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from g4tool.errors import UsageError
+from g4tool.pipeline.fingerprint import Json
+from g4tool.pipeline.stage import Artifact, Source, Stage
+from g4tool.pipeline.work import Work
+from g4tool.stages.environment import library_version
+
+TINY_MODELS = ("tiny-31b", "tiny-e2b", "tiny-26b-a4b")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True)
+class TinyStage:
+    """Makes one of the tiny models from its seed."""
+
+    model: str
+    name: str = "tiny"
+    version: int = 1
+    inputs: tuple[()] = ()
+
+    def parameters(self) -> dict[str, Json]:
+        """Which model."""
+        return {"model": self.model}
+
+    def environment(self) -> dict[str, Json]:
+        """torch's random generator may change between versions."""
+        return {"torch": library_version("torch")}
+
+    def run(self, work: Work) -> None:
+        """Write the checkpoint in the published layout."""
+        from g4tool.checkpoint.tiny import write_tiny
+
+        with tempfile.TemporaryDirectory() as folder:
+            write_tiny(self.model, Path(folder))
+            files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+            work.expect(len(files))
+            for path in files:
+                work.file(path.relative_to(folder).as_posix(), partial(copy_file, path))
+
+
+@dataclass(frozen=True)
+class DownloadStage:
+    """Fetches a repository's files at one commit into the Hub's own cache, and verifies them."""
+
+    repo: str
+    commit: str
+    name: str = "download"
+    version: int = 1
+    inputs: tuple[()] = ()
+
+    def parameters(self) -> dict[str, Json]:
+        """Repository and commit: a branch name would mean another thing tomorrow."""
+        return {"repo": self.repo, "commit": self.commit}
+
+    def environment(self) -> dict[str, Json]:
+        """Nothing: the bytes are the Hub's."""
+        return {}
+
+    def run(self, work: Work) -> None:
+        """Download what is missing; the artifact refers to the files where the Hub keeps them."""
+        from g4tool.hub.download import download, expected
+
+        folder = download(
+            self.repo,
+            self.commit,
+            report=work.report,
+            hash_file=lambda path: work.hash(path).sha256,
+        )
+        for name, _ in expected(self.repo, self.commit):
+            work.refer(name, folder / name)
+
+
+def checkpoint_stage(model: str, revision: str = "main") -> Stage | Source:
+    """What gives the checkpoint that MODEL names.
+
+    Raises UsageError when MODEL is neither a folder, a tiny model nor a Hub id.
+    """
+    if model in TINY_MODELS:
+        return TinyStage(model)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return folder_source(path)
+    if path.is_file():
+        kind = "GGUF files cannot be read yet" if path.suffix == ".gguf" else "this is a file"
+        raise UsageError(f"{model}: {kind}; give the folder of a safetensors checkpoint.")
+    if _HUB_ID.fullmatch(model) and not model.startswith((".", "~")):
+        from g4tool.hub.download import resolve
+
+        return DownloadStage(model, resolve(model, revision))
+    raise UsageError(_unknown(model))
+
+
+def folder_source(folder: Path) -> Source:
+    """A checkpoint's folder as an input: its safetensors files and the small ones beside them.
+
+    Other weights in the folder (GGUF, pickles) are no part of it, and are not hashed.
+    """
+    from g4tool.checkpoint.folder import side_files
+
+    shards = [path.name for path in folder.glob("*.safetensors*") if path.is_file()]
+    return Source(folder, tuple(sorted({*side_files(folder), *shards})))
+
+
+def checkpoint_folder(artifact: Artifact) -> Path:
+    """Where the files of a checkpoint artifact lie: its own folder, or where it refers to."""
+    if "config.json" in artifact.external:
+        return artifact.external["config.json"].parent
+    return artifact.path
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy one small file; `Work.file` flushes and hashes it."""
+    shutil.copyfile(source, target)
+
+
+def _unknown(model: str) -> str:
+    near = difflib.get_close_matches(model, TINY_MODELS, n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return (
+        f"{model!r} is no folder, no Hub id (owner/name) and none of the tiny models "
+        f"{', '.join(TINY_MODELS)}.{hint}"
+    )

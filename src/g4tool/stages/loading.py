@@ -1,0 +1,59 @@
+"""From whatever names a model to the canonical model."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from g4tool.errors import UsageError
+from g4tool.pipeline.stage import Source
+from g4tool.pipeline.store import Store
+from g4tool.progress import Report, silent
+from g4tool.stages.checkpoints import checkpoint_folder, checkpoint_stage
+
+if TYPE_CHECKING:
+    import torch
+
+    from g4tool.model.text import TextModel
+
+
+def load(model: str, *, dtype: "torch.dtype | None", device: str, revision: str) -> "TextModel":
+    """See `g4tool.load`."""
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        stage = checkpoint_stage(model, revision)
+        assert not isinstance(stage, Source), "only a folder is a source"
+        folder = checkpoint_folder(Store().ensure(stage))
+    return load_folder(folder, dtype, device)[0]
+
+
+def load_folder(
+    folder: Path, dtype: "torch.dtype | None", device: str, report: Report = silent
+) -> tuple["TextModel", Path]:
+    """The model in `folder`, and the folder where its tokenizer lies (a view's is its source's)."""
+    import torch
+
+    from g4tool.checkpoint.load import load_text_model
+    from g4tool.checkpoint.reader import open_checkpoint
+    from g4tool.formats.load import is_bundle, load_bundle
+
+    dtype = dtype or torch.bfloat16
+    if is_bundle(folder):
+        return load_bundle(folder, dtype, device, report), folder
+    checkpoint = open_checkpoint(folder)
+    return load_text_model(checkpoint, dtype, device, report), checkpoint.folder
+
+
+def parse_dtype(name: str) -> "torch.dtype":
+    """A floating-point dtype by its short or torch name. Raises UsageError for any other."""
+    import torch
+
+    known = {
+        "bf16": torch.bfloat16,
+        "bfloat16": torch.bfloat16,
+        "fp16": torch.float16,
+        "float16": torch.float16,
+        "fp32": torch.float32,
+        "float32": torch.float32,
+    }
+    if name not in known:
+        raise UsageError(f"dtype {name!r} is none of {', '.join(known)}.")
+    return known[name]
