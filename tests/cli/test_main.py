@@ -50,7 +50,7 @@ def test_light_commands_never_import_torch(arguments: list[str], tmp_path: Path)
         (["build", "tiny-32b"], "no preset is called 'tiny-32b'; did you mean"),
         (["build", "tiny-31b", "--set", "quantize.group=64"], "group_size"),
         (["build", "tiny-31b", "--until", "train"], "the stages are download, convert, quantize"),
-        (["run", "tiny-32b", "hello"], "Did you mean tiny-31b?"),
+        (["run", "tiny-31", "hello"], "Did you mean tiny-31b?"),
         (["run", "tiny-31b", "x", "--temperature", "-1"], "temperature is -1.0"),
         (["run", "tiny-31b", "x", "--max-new-tokens", "0"], "give at least 1"),
         (["run", "tiny-31b", "x", "--dtype", "int8"], "dtype 'int8' is none of bf16"),

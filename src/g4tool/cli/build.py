@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
 def build(
     env: Env,
     preset: Annotated[
-        str | None, typer.Argument(metavar="[RECIPE]", help="A preset or a YAML file.")
+        str | None, typer.Argument(metavar="RECIPE", help="A preset or a YAML file.")
     ] = None,
     until: Annotated[
         str | None, typer.Option(metavar="STAGE", help="Stop after download, convert or quantize.")

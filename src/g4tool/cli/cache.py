@@ -88,7 +88,7 @@ def verify(
 def prune(
     env: Env,
     identity: Annotated[
-        list[str] | None, typer.Argument(metavar="[IDENTITY]...", help="Remove these artifacts.")
+        list[str] | None, typer.Argument(metavar="IDENTITY", help="Remove these artifacts.")
     ] = None,
     keep: Annotated[
         list[str] | None,

@@ -76,7 +76,7 @@ def main() -> NoReturn:
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     out = Output(as_json="--json" in options)
     try:
-        code = app(arguments, standalone_mode=False)
+        code = app(arguments, prog_name="g4", standalone_mode=False)
         _exit(code if isinstance(code, int) else 0)
     except typer.Abort:
         _fail(out, "stopped.", 1)

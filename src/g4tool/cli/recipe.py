@@ -10,7 +10,7 @@ from g4tool.cli.output import table
 app = typer.Typer(help="Presets and recipe files.", no_args_is_help=True, rich_markup_mode=None)
 
 NameArgument = Annotated[
-    str | None, typer.Argument(metavar="[NAME|FILE]", help="A preset or a YAML file.")
+    str | None, typer.Argument(metavar="NAME|FILE", help="A preset or a YAML file.")
 ]
 
 
