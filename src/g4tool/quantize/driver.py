@@ -1,0 +1,213 @@
+"""Quantizes a checkpoint file by file: one for each decoder layer, one for what is outside them.
+
+A file is a shard of the bundle, written in place while its tensors stream through in row blocks;
+of a whole tensor only the 4 bit scales and zeros are held, since they lie across the rows.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from g4tool.checkpoint.lazy import Checkpoint
+from g4tool.checkpoint.tensorfile import row_blocks
+from g4tool.checkpoint.writer import SINGLE, Spec, TensorFileWriter
+from g4tool.errors import G4Error
+from g4tool.formats.torchao import Kind, Stored, part_names, shard_layout
+from g4tool.progress import Progress, Report, silent
+from g4tool.quantize.account import TensorAccount
+from g4tool.quantize.grid import is_grid
+from g4tool.quantize.policy import TensorPlan
+from g4tool.quantize.solvers import Packed, Workers, relative_error, workers
+
+_LAYER = re.compile(r"layers\.(\d+)\.")
+# Source bytes read at once; a 2-D weight is never whole in memory, of 3-D ones an expert is.
+_READ_BYTES = 1 << 26
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One file of the bundle and the tensors in it."""
+
+    label: str
+    file: str
+    tensors: tuple[TensorPlan, ...]
+
+
+def units(plans: list[TensorPlan], layerwise: bool = True) -> list[Unit]:
+    """The files of a bundle: first what is outside the layers, then one a layer; or one in all."""
+    if not layerwise:
+        return [Unit("all", SINGLE, tuple(plans))]
+    members: dict[str, list[TensorPlan]] = {"outside the layers": []}
+    for item in plans:
+        layer = _LAYER.match(item.name)
+        members.setdefault(f"layer {layer[1]}" if layer else "outside the layers", []).append(item)
+    count = len(members)
+    return [
+        Unit(label, f"model-{number:05d}-of-{count:05d}.safetensors", tuple(tensors))
+        for number, (label, tensors) in enumerate(members.items(), start=1)
+    ]
+
+
+def unit_layout(unit: Unit) -> tuple[dict[str, Spec], dict[str, str]]:
+    """Tensors of the unit's file, name -> (dtype, shape), and the header's metadata."""
+    return shard_layout(_stored(item) for item in unit.tensors)
+
+
+def quantize_unit(
+    checkpoint: Checkpoint,
+    unit: Unit,
+    path: Path,
+    device: torch.device | str = "cpu",
+    report: Report = silent,
+) -> list[TensorAccount]:
+    """Quantize the unit's tensors and write them as the file `path`, whole or not at all.
+
+    Raises G4Error, naming file and tensor, for NaN or infinity.
+    """
+    specs, metadata = unit_layout(unit)
+    total = sum(checkpoint.info(item.source).nbytes for item in unit.tensors)
+    accounts: list[TensorAccount] = []
+    done = 0
+    with workers(device) as crew, TensorFileWriter(path, specs, metadata) as writer:
+        for item in unit.tensors:
+            report(Progress("quantize", done, total, "bytes", item.name))
+            accounts.append(_quantize_tensor(checkpoint, item, specs, writer, crew))
+            done += checkpoint.info(item.source).nbytes
+        report(Progress("quantize", done, total, "bytes", unit.label))
+    return accounts
+
+
+def _quantize_tensor(
+    checkpoint: Checkpoint,
+    item: TensorPlan,
+    specs: dict[str, Spec],
+    writer: TensorFileWriter,
+    crew: Workers,
+) -> TensorAccount:
+    parts = part_names(item.hf_name, _kind(item))
+    tally = _Tally()
+    if item.scheme == "keep":
+        for start, block in _blocks(checkpoint, item):
+            writer.write(parts["weight"], block, start)
+    elif len(item.shape) == 2:
+        _write_matrix(checkpoint, item, parts, writer, crew, tally)
+    else:
+        _write_experts(checkpoint, item, parts, writer, crew, tally)
+    return TensorAccount(
+        name=item.name,
+        hf_name=item.hf_name,
+        scheme=item.scheme,
+        group_size=item.group_size,
+        solver=item.solver,
+        shape=item.shape,
+        nbytes=sum(math.prod(specs[n][1]) * specs[n][0].itemsize for n in parts.values()),
+        rel_error=relative_error(tally.error, tally.energy),
+        reason=item.reason,
+        off_grid=tally.off_grid / tally.groups if is_grid(item.solver) else None,
+    )
+
+
+@dataclass
+class _Tally:
+    """What the blocks of a tensor add up to; `error` and `energy` have one value a row."""
+
+    error: list[float] = field(default_factory=list)
+    energy: list[float] = field(default_factory=list)
+    off_grid: int = 0
+    groups: int = 0
+
+    def add(self, result: Packed) -> None:
+        self.error += result.error.tolist()
+        self.energy += result.energy.tolist()
+        self.off_grid += result.off_grid
+        self.groups += result.scale.numel()
+
+
+def _write_matrix(
+    checkpoint: Checkpoint,
+    item: TensorPlan,
+    parts: dict[str, str],
+    writer: TensorFileWriter,
+    crew: Workers,
+    tally: _Tally,
+) -> None:
+    scales: list[Tensor] = []
+    zeros: list[Tensor] = []
+    for start, block in _blocks(checkpoint, item):
+        result = _solve(crew, item, block)
+        writer.write(parts["qdata"], result.qdata, start)
+        if result.zero is None:
+            writer.write(parts["scale"], result.scale, start)
+            writer.write(parts["zero"], _no_zero(result.scale), start)
+        else:
+            scales.append(result.scale)
+            zeros.append(result.zero)
+        tally.add(result)
+    if zeros:
+        writer.write(parts["scale"], torch.cat(scales, 1))
+        writer.write(parts["zero"], torch.cat(zeros, 1))
+
+
+def _write_experts(
+    checkpoint: Checkpoint,
+    item: TensorPlan,
+    parts: dict[str, str],
+    writer: TensorFileWriter,
+    crew: Workers,
+    tally: _Tally,
+) -> None:
+    for expert in range(item.shape[0]):
+        result = _solve(crew, item, _read(checkpoint, item, expert, expert + 1)[0])
+        zero = _no_zero(result.scale) if result.zero is None else result.zero
+        for part, values in (("qdata", result.qdata), ("scale", result.scale), ("zero", zero)):
+            writer.write(parts[part], values.unsqueeze(0), expert)
+        tally.add(result)
+
+
+def _solve(crew: Workers, item: TensorPlan, rows: Tensor) -> Packed:
+    assert item.solver is not None
+    assert item.group_size is not None
+    return crew.solve(rows, item.solver, item.group_size)
+
+
+def _blocks(checkpoint: Checkpoint, item: TensorPlan) -> Iterator[tuple[int, Tensor]]:
+    info = checkpoint.info(item.source)
+    # The hqq package's result depends on all rows it sees.
+    limit = info.nbytes if item.solver == "reference" else _READ_BYTES
+    for start, stop in row_blocks(info.rows, info.row_nbytes, limit):
+        yield start, _read(checkpoint, item, start, stop)
+
+
+def _read(checkpoint: Checkpoint, item: TensorPlan, start: int, stop: int) -> Tensor:
+    values = checkpoint.read(item.source, start, stop)
+    # The towers hold bounds that may be infinite on purpose; they are carried as they are.
+    if values.numel() and values.is_floating_point() and item.source not in checkpoint.extras:
+        low, high = torch.aminmax(values)
+        if not (low.isfinite() and high.isfinite()):
+            file, key = checkpoint.pieces(item.source)[0]
+            raise G4Error(
+                f"{checkpoint.folder / file}: {key} has NaN or infinity in rows {start} to "
+                f"{stop - 1}; the checkpoint is damaged."
+            )
+    return values
+
+
+def _kind(item: TensorPlan) -> Kind:
+    if item.scheme == "keep":
+        return "plain"
+    return "int8" if item.scheme == "int8" else "int4"
+
+
+def _stored(item: TensorPlan) -> Stored:
+    kind = _kind(item)
+    dtype = item.dtype if kind == "plain" else torch.bfloat16
+    return Stored(item.hf_name, kind, item.shape, dtype, item.group_size)
+
+
+def _no_zero(scale: Tensor) -> Tensor:
+    return torch.zeros(scale.shape, dtype=torch.int8)
