@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def load(
     model: str, *, dtype: "torch.dtype | None" = None, device: str = "cpu", revision: str = "main"
 ) -> "TextModel":
-    """The canonical model of a Hub id, a folder (checkpoint, view or bundle) or a tiny model's name.
+    """The canonical model of a Hub id, a folder (checkpoint, view or bundle) or a tiny model.
 
     `dtype` is that of activations and of every weight that is not quantized (default bfloat16).
     Calling the result on `input_ids` [B, S] int64 gives logits [B, S, vocab]. Raises G4Error with

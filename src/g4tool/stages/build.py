@@ -1,10 +1,10 @@
 """From a recipe to its stages, in order."""
 
-import re
 from dataclasses import dataclass
 
 from g4tool.errors import UsageError
 from g4tool.pipeline.stage import Source, Stage
+from g4tool.quantize.options import is_qat_source
 from g4tool.recipe.model import Recipe
 from g4tool.stages.checkpoints import checkpoint_stage
 from g4tool.stages.convert import ConvertStage
@@ -13,8 +13,6 @@ from g4tool.stages.quantize import QuantizeStage, options_of
 
 BUILT = ("download", "convert", "quantize")
 """The stages `g4 build` knows, by the names that --until takes."""
-
-_QAT = re.compile(r"qat-q4_0-unquantized/?$")
 
 
 @dataclass(frozen=True)
@@ -60,6 +58,6 @@ def build(recipe: Recipe, device: str | None = None) -> Build:
     if recipe.quantize is None:
         return Build(source, convert, None, unbuilt)
     wanted = device or (None if recipe.quantize.device == "auto" else recipe.quantize.device)
-    qat = bool(_QAT.search(recipe.model))
+    qat = is_qat_source(recipe.model)
     quantize = QuantizeStage(convert, options_of(recipe.quantize), qat, choose_device(wanted))
     return Build(source, convert, quantize, unbuilt)

@@ -70,7 +70,7 @@ class QuantizeStage:
 
         (view,) = work.inputs
         checkpoint = open_checkpoint(view.path)
-        plans = policy.plan(checkpoint, self.options)
+        plans = policy.plan(checkpoint, self.options, self.qat)
         units = driver.units(plans, self.options.layerwise)
         index = bundle.bundle_index(units)
         side_files = bundle.bundle_side_files(checkpoint)
@@ -100,5 +100,6 @@ class QuantizeStage:
         for name in side_files:
             work.file(name, partial(copy_file, checkpoint.folder / name))
         work.fact("bits_per_weight", lineage["bits_per_weight"])
-        work.fact("notes", policy.unmatched_rules(checkpoint, self.options))
+        notes = policy.unmatched_rules(checkpoint, self.options) + account.grid_notes(accounts)
+        work.fact("notes", notes)
         work.fact("tensors", lineage["tensors"])

@@ -1,0 +1,212 @@
+"""g4 build, quantize, convert and cache on the tiny models, through one shared store."""
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.cli.conftest import G4
+
+TINY = ("tiny-31b", "tiny-e2b", "tiny-26b-a4b")
+
+
+@pytest.fixture
+def checkpoint(g4: G4, tmp_path: Path) -> Path:
+    """A copy of tiny-31b's checkpoint that a test may spoil."""
+    ran = g4("download", "tiny-31b", "--output", str(tmp_path / "model"), "--json")
+    assert ran.code == 0, ran.err
+    return tmp_path / "model"
+
+
+def spoil(folder: Path, name: str, change: float) -> Path:
+    """Set one value of tensor `name`, wherever it lies; returns its file."""
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    path = folder / index["weight_map"][name]
+    tensors = load_file(path)
+    tensors[name].view(-1)[7] = change
+    save_file(tensors, path, metadata={"format": "pt"})
+    return path
+
+
+@pytest.mark.parametrize("preset", TINY)
+def test_build_makes_a_bundle_then_says_cached(g4: G4, preset: str) -> None:
+    first = g4("build", preset)
+    assert first.code == 0, first.err
+    bundle = Path(first.out.strip())
+    assert (bundle / "g4.json").is_file()
+
+    began = time.monotonic()
+    second = g4("build", preset, "--json")
+    assert second.code == 0
+    assert [s["action"] for s in second.json["stages"]] == ["reuse"] * 3
+    assert second.json["path"] == str(bundle)
+    print(f"second build of {preset}: {time.monotonic() - began:.2f} s")
+
+    again = g4("build", preset)
+    lines = again.err.splitlines()
+    assert [line.split()[:2] for line in lines] == [
+        ["tiny", "cached"], ["convert", "cached"], ["quantize", "cached"]
+    ]  # fmt: skip
+    for line, stage in zip(lines, second.json["stages"], strict=True):
+        assert line.split()[2] == stage["identity"][:12]
+
+
+def test_a_pruned_input_is_not_made_again_for_a_cached_result(g4: G4, tmp_path: Path) -> None:
+    home = ("--home", str(tmp_path))
+    made = g4("build", "tiny-31b", "--json", *home).json
+    tiny = made["stages"][0]["identity"]
+    assert g4("cache", "prune", tiny[:12], *home).code == 0
+    again = g4("build", "tiny-31b", *home)
+    assert "tiny       not needed" in again.err
+    assert not (tmp_path / "artifacts" / "tiny" / tiny).exists()
+
+
+def test_dry_run_names_each_stage_its_fate_and_why(g4: G4, tmp_path: Path) -> None:
+    home = ("--home", str(tmp_path))
+    fresh = g4("build", "tiny-31b", "--dry-run", "--json", *home).json["plan"]
+    assert [(p["stage"], p["action"]) for p in fresh] == [
+        ("tiny", "make"), ("convert", "make"), ("quantize", "make")
+    ]  # fmt: skip
+    assert not list((tmp_path / "artifacts").glob("*/*"))
+
+    assert g4("build", "tiny-31b", *home).code == 0
+    changed = g4(
+        "build", "tiny-31b", "--dry-run", "--set", "quantize.group_size=64", "--json", *home
+    ).json["plan"]
+    assert [p["action"] for p in changed] == ["reuse", "reuse", "make"]
+    assert "quantize.group_size 32 -> 64" in changed[2]["reason"]
+
+
+def test_until_stops_early_and_output_places_the_result(g4: G4, tmp_path: Path) -> None:
+    ran = g4("build", "tiny-e2b", "--until", "convert", "--json")
+    assert [s["stage"] for s in ran.json["stages"]] == ["tiny", "convert"]
+    placed = g4("build", "tiny-e2b", "--output", str(tmp_path / "out"))
+    assert placed.out.strip() == str(tmp_path / "out")
+    assert (tmp_path / "out" / "config.json").is_file()
+    refused = g4("build", "tiny-31b", "--output", str(tmp_path / "out"))
+    assert refused.code == 2
+    assert "already holds other files" in refused.err
+
+
+def test_sections_of_later_versions_are_said_with_exit_3(g4: G4, tmp_path: Path) -> None:
+    recipe = tmp_path / "g4.yaml"
+    recipe.write_text("name: x\nmodel: tiny-31b\nquantize: {}\nexport-cuda: {}\n")
+    ran = g4("build", str(recipe))
+    assert ran.code == 3
+    assert "export-cuda, which this version of g4 cannot make" in ran.err
+    assert Path(ran.out.strip(), "g4.json").is_file()
+
+
+def test_quantize_word_for_word_in_either_order(g4: G4, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("g4.yaml").write_text("name: here\nmodel: tiny-31b\n")
+    first = g4("quantize", "--layerwise", "int4-hqq", "--json")
+    assert first.code == 0, first.out
+    second = g4("--json", "quantize", "int4-hqq", "--layerwise")
+    assert second.json["identity"] == first.json["identity"]
+    schemes = {t["name"]: t["scheme"] for t in first.json["tensors"]}
+    assert schemes["layers.0.mlp.down_proj.weight"] == "int4-hqq"
+    assert schemes["layers.0.input_layernorm.weight"] == "keep"
+    whole = g4("quantize", "--no-layerwise", "int4-hqq", "--json").json
+    assert sorted(p.name for p in Path(whole["path"]).glob("*.safetensors")) == [
+        "model.safetensors"
+    ]
+
+
+def test_the_default_recipe_never_downloads_unasked(
+    g4: G4, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    commit = "a" * 40
+    monkeypatch.setattr("g4tool.hub.download.resolve", lambda *_, **__: commit)
+    files = [("model-00001-of-00002.safetensors", 50_000_000_000), ("config.json", 900)]
+    monkeypatch.setattr("g4tool.hub.download.missing", lambda *_, **__: files)
+    ran = g4("quantize", "--layerwise", "int4-hqq")
+    assert ran.code == 2
+    assert "google/gemma-4-31B-it must be downloaded first: 50.0 GB in 2 files" in ran.err
+    assert "--yes" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("model.layers.2.mlp.up_proj.weight", float("nan"), "NaN"),
+        ("model.layers.0.self_attn.q_norm.weight", float("inf"), "infinite"),
+    ],
+)
+def test_a_damaged_value_names_file_and_tensor(
+    g4: G4, checkpoint: Path, name: str, value: float, said: str
+) -> None:
+    path = spoil(checkpoint, name, value)
+    ran = g4("build", "--model", str(checkpoint), "tiny-31b")
+    assert ran.code == 1
+    assert said in ran.err
+    assert path.name in ran.err
+    assert name in ran.err
+
+
+def test_a_truncated_or_missing_shard_is_named(g4: G4, checkpoint: Path) -> None:
+    shard = sorted(checkpoint.glob("*.safetensors"))[1]
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-100])
+    ran = g4("convert", str(checkpoint))
+    assert ran.code == 1
+    assert shard.name in ran.err
+    shard.unlink()
+    ran = g4("convert", str(checkpoint))
+    assert ran.code == 1
+    assert shard.name in ran.err
+
+
+def test_a_changed_source_is_a_new_artifact_and_a_moved_one_is_not(
+    g4: G4, checkpoint: Path, tmp_path: Path
+) -> None:
+    def build(folder: Path) -> str:
+        return g4("build", "tiny-31b", "--model", str(folder), "--json").json["stages"][-1]
+
+    first = build(checkpoint)
+    moved = shutil.move(checkpoint, tmp_path / "elsewhere")
+    assert build(Path(moved))["identity"] == first["identity"]
+    spoil(Path(moved), "model.layers.1.mlp.up_proj.weight", 0.125)
+    assert build(Path(moved))["identity"] != first["identity"]
+
+
+def test_a_view_copies_nothing_and_materialize_converts(g4: G4, tmp_path: Path) -> None:
+    view = g4("convert", "tiny-31b", "--json").json
+    assert not list(Path(view["path"]).glob("*.safetensors"))
+    copy = g4(
+        "convert", "tiny-31b", "--materialize", "--dtype", "float32",
+        "--output", str(tmp_path / "copy"), "--json",
+    ).json  # fmt: skip
+    assert copy["tensors"] == view["tensors"]
+    shards = list((tmp_path / "copy").glob("*.safetensors"))
+    assert {t.dtype for s in shards for t in load_file(s).values()} == {torch.float32}
+
+
+def test_cache_finds_what_was_changed_behind_its_back(g4: G4, tmp_path: Path) -> None:
+    home = ("--home", str(tmp_path))
+    bundle = Path(g4("build", "tiny-31b", *home).out.strip())
+    assert g4("cache", "verify", *home).code == 0
+    shard = sorted(bundle.glob("*.safetensors"))[2]
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    ran = g4("cache", "verify", *home)
+    assert ran.code == 1
+    assert f"{shard.name} has changed" in ran.err
+    listing = g4("cache", "list", "--json", *home).json["artifacts"]
+    assert {entry["stage"] for entry in listing} == {"tiny", "convert", "quantize"}
+    shown = g4("cache", "show", bundle.name[:10], *home)
+    assert shard.name in shown.out
+
+
+def test_no_file_of_a_bundle_names_this_machine(g4: G4, home: Path) -> None:
+    bundle = Path(g4("build", "tiny-e2b").out.strip())
+    for path in bundle.iterdir():
+        content = path.read_bytes()
+        assert str(home).encode() not in content, path.name
+        assert str(Path.home()).encode() + b"/" not in content, path.name
