@@ -115,7 +115,7 @@ def test_a_checkpoint_trained_for_q4_0_keeps_its_codes(tmp_path: Path) -> None:
     restored = dequantize_int4(linear.qdata, linear.scale, linear.zero, torch.bfloat16)
     # bf16 rounds three times: the trained weight, the stored scale, their product.
     difference = (restored.float() - trained.float()).abs()
-    assert (difference <= trained.float().abs() * 3 * 2**-9).all()
+    assert (difference <= trained.float().abs() * 3 * 2**-8).all()
 
 
 def test_a_copied_checkpoint_has_the_same_identity(tmp_path: Path) -> None:
