@@ -1,21 +1,17 @@
 """The Gemma 4 31B example inside the executorch wheel reads our bundle and gives our logits."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from g4tool.checkpoint.reader import open_checkpoint
-from g4tool.checkpoint.tiny import write_tiny
-from g4tool.formats.bundle import BUNDLE
 from g4tool.formats.load import load_bundle
 from g4tool.kernels.int4 import dequantize_int4
-from g4tool.quantize.bundle import bundle_config, bundle_index, lineage
-from g4tool.quantize.driver import quantize_unit, units
-from g4tool.quantize.options import QuantizeOptions, Rule
-from g4tool.quantize.policy import plan
+from g4tool.pipeline.store import Store
+from g4tool.recipe.load import load_recipe
+from g4tool.recipe.model import Rule
+from g4tool.stages.build import build
 
 example = pytest.importorskip("executorch.examples.models.gemma4_31b.model")
 loading = pytest.importorskip("executorch.extension.llm.export.load")
@@ -24,35 +20,15 @@ LENGTH = 48  # past the window of 32
 HEAD = {"embed_tokens.weight": ("lm_head.weight", False)}
 
 
-RULES = (
-    Rule("embed_tokens", "int8"),
-    Rule("v_proj", "int8", 32),
-    Rule("norm|layer_scalar", "keep"),
-)
-
-
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `g4 quantize` writes, but for the tokenizer."""
-    root = tmp_path_factory.mktemp("executorch")
-    write_tiny("tiny-31b", root / "source")
-    folder = root / "bundle"
-    folder.mkdir()
-    checkpoint = open_checkpoint(root / "source")
-    options = QuantizeOptions(solver="rtn", rules=RULES)
-    plans = plan(checkpoint, options)
-    files = units(plans)
-    accounts = [
-        account for unit in files for account in quantize_unit(checkpoint, unit, folder / unit.file)
-    ]
-    texts = {
-        "config.json": bundle_config(checkpoint, options, plans),
-        "model.safetensors.index.json": bundle_index(files),
-        BUNDLE: lineage(checkpoint, accounts, source={}, recipe={}, versions={}),
-    }
-    for name, value in texts.items():
-        (folder / name).write_text(json.dumps(value))
-    return folder
+    """What `g4 build tiny-31b` writes, with one kind of matrix at 8 bit in groups."""
+    recipe = load_recipe("tiny-31b")
+    assert recipe.quantize is not None
+    rules = [Rule(match="v_proj", scheme="int8", group_size=32), *recipe.quantize.rules]
+    quantize = recipe.quantize.model_copy(update={"rules": rules})
+    stages = build(recipe.model_copy(update={"quantize": quantize}), "cpu").stages
+    return Store(tmp_path_factory.mktemp("home")).ensure(stages[-1]).path
 
 
 def their_logits(folder: Path, ids: Tensor) -> Tensor:
