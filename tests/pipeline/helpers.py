@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from g4tool.pipeline.stage import Source
+from g4tool.pipeline.artifact import Source
 from g4tool.pipeline.work import Work
 
 SIZE = 40_000

@@ -7,7 +7,7 @@ import pytest
 from g4tool.errors import UsageError
 from g4tool.pipeline import cache
 from g4tool.pipeline import hashes as hashes_room
-from g4tool.pipeline.stage import Source
+from g4tool.pipeline.artifact import Source
 from g4tool.pipeline.store import Store
 
 from .helpers import SIZE, Copies, Pointer

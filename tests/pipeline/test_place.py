@@ -6,8 +6,8 @@ import pytest
 
 from g4tool.errors import G4Error, UsageError
 from g4tool.pipeline import place as room
+from g4tool.pipeline.artifact import Artifact, Source
 from g4tool.pipeline.place import place
-from g4tool.pipeline.stage import Artifact, Source
 from g4tool.pipeline.store import Store
 
 from .helpers import Copies, Pointer, tree

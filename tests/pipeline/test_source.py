@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from g4tool.errors import G4Error
+from g4tool.pipeline.artifact import Source
 from g4tool.pipeline.source import list_files, resolve
-from g4tool.pipeline.stage import Source
 from g4tool.pipeline.store import Store
 
 

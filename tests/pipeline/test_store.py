@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from g4tool.errors import G4Error
-from g4tool.pipeline.stage import Artifact, Decision, Source
+from g4tool.pipeline.artifact import Artifact, Decision, Source
 from g4tool.pipeline.store import Store
 
 from .helpers import SIZE, Copies, Pointer, tree

@@ -10,7 +10,8 @@ from g4tool.cli.models import confirm_download, ensure, show_decision
 from g4tool.errors import IncompleteError
 
 if TYPE_CHECKING:
-    from g4tool.pipeline.stage import Decision, Stage
+    from g4tool.pipeline.artifact import Decision
+    from g4tool.pipeline.stage import Stage
     from g4tool.stages.build import Build
 
 HELP = """Make everything a recipe asks for.

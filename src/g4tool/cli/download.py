@@ -33,7 +33,7 @@ def download(
     ] = None,
 ) -> None:
     """Ensure the download stage and say where its files are."""
-    from g4tool.pipeline.stage import Source
+    from g4tool.pipeline.artifact import Source
     from g4tool.stages.checkpoints import checkpoint_folder, checkpoint_stage
 
     stage = checkpoint_stage(model, revision)

@@ -7,8 +7,9 @@ from g4tool.cli.common import Env
 from g4tool.cli.output import size
 
 if TYPE_CHECKING:
+    from g4tool.pipeline.artifact import Artifact, Decision, Source
     from g4tool.pipeline.locks import Holder
-    from g4tool.pipeline.stage import Artifact, Decision, Source, Stage
+    from g4tool.pipeline.stage import Stage
 
 LARGE_DOWNLOAD = 1_000_000_000
 """Bytes from which a download that a command implies is asked about first."""
@@ -58,7 +59,7 @@ def confirm_download(env: Env, source: "Stage | Source") -> None:
 
 def find_model(env: Env, model: str, revision: str) -> Path:
     """The folder that holds MODEL, fetched or made first where that is needed."""
-    from g4tool.pipeline.stage import Source
+    from g4tool.pipeline.artifact import Source
     from g4tool.stages.checkpoints import checkpoint_folder, checkpoint_stage
 
     path = Path(model).expanduser()

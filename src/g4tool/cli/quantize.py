@@ -10,7 +10,7 @@ from g4tool.cli.common import Env, command
 from g4tool.cli.models import confirm_download, ensure
 
 if TYPE_CHECKING:
-    from g4tool.pipeline.stage import Artifact
+    from g4tool.pipeline.artifact import Artifact
 
 HELP = """Quantize a model into an int4 bundle.
 

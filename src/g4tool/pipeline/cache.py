@@ -11,7 +11,7 @@ from typing import Literal
 
 from g4tool.errors import G4Error, UsageError
 from g4tool.pipeline import locks, manifest
-from g4tool.pipeline.stage import Artifact
+from g4tool.pipeline.artifact import Artifact
 from g4tool.pipeline.store import PARTIAL, Store
 from g4tool.progress import Report, silent
 

@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 from g4tool.errors import G4Error
-from g4tool.pipeline.stage import FileRecord
+from g4tool.pipeline.artifact import FileRecord
 from g4tool.progress import Progress, Report, silent
 
 SETTLED_NS = 2_000_000_000

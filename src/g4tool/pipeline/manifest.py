@@ -1,13 +1,13 @@
 """The file that says what an artifact is: the same bytes wherever and whenever it was made."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from g4tool.errors import G4Error
 from g4tool.files import write_json
+from g4tool.pipeline.artifact import Artifact, FileRecord
 from g4tool.pipeline.fingerprint import Json
-from g4tool.pipeline.stage import Artifact, FileRecord, Stage
 
 NAME = "manifest.json"
 WHERE = "where.json"
@@ -19,21 +19,16 @@ _KEYS = ("identity", "stage", "version", "parameters", "environment", "inputs", 
 
 
 def build(
-    stage: Stage,
+    wanted: Mapping[str, Json],
     identity: str,
-    inputs: Iterable[Artifact],
     files: Mapping[str, FileRecord],
     external: Mapping[str, FileRecord],
     facts: Mapping[str, Json],
 ) -> dict[str, Json]:
-    """The manifest of a finished artifact."""
+    """The manifest of a finished artifact; `wanted` is what its identity was made from."""
     return {
-        "stage": stage.name,
-        "version": stage.version,
+        **wanted,
         "identity": identity,
-        "parameters": stage.parameters(),
-        "environment": stage.environment(),
-        "inputs": [_input(artifact) for artifact in inputs],
         "files": records(files),
         "external": records(external),
         "facts": dict(facts),
@@ -67,10 +62,3 @@ def load(folder: Path) -> Artifact:
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise G4Error(f"{path} is no readable manifest ({error}).") from error
     return Artifact(manifest["identity"], manifest["stage"], folder, manifest, files, external)
-
-
-def _input(artifact: Artifact) -> dict[str, Json]:
-    about: dict[str, Json] = {"stage": artifact.stage, "identity": artifact.identity}
-    if artifact.stage == "source":
-        about["files"] = records(artifact.files)
-    return about

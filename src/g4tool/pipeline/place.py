@@ -13,9 +13,9 @@ from pathlib import Path
 
 from g4tool.errors import G4Error, UsageError
 from g4tool.files import sha256, sync_folder
+from g4tool.pipeline.artifact import Artifact, FileRecord
 from g4tool.pipeline.locks import process_lives
 from g4tool.pipeline.manifest import NAME
-from g4tool.pipeline.stage import Artifact, FileRecord
 from g4tool.progress import Progress, Report, silent
 
 _CANNOT = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}

@@ -4,10 +4,10 @@ import os
 from pathlib import Path
 
 from g4tool.errors import G4Error
+from g4tool.pipeline.artifact import Artifact, Source
 from g4tool.pipeline.fingerprint import source_identity
 from g4tool.pipeline.hashes import FileHashes
 from g4tool.pipeline.manifest import records
-from g4tool.pipeline.stage import Artifact, Source
 from g4tool.progress import Report, silent
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 from g4tool.errors import G4Error
 from g4tool.files import sync_folder
 from g4tool.pipeline import explain, journal, locks, manifest, source
+from g4tool.pipeline.artifact import Artifact, Decision, Source
 from g4tool.pipeline.fingerprint import Json, stage_identity
 from g4tool.pipeline.hashes import FileHashes
 from g4tool.pipeline.home import default_home, open_home
-from g4tool.pipeline.stage import Artifact, Decision, Intact, Source, Stage
+from g4tool.pipeline.stage import Intact, Stage
 from g4tool.pipeline.work import Work
 from g4tool.progress import Report, silent
 
@@ -178,7 +179,8 @@ class Store:
             work.finish()
             if self.identity(stage, report) != identity:
                 raise _changed(stage)
-            about = manifest.build(stage, identity, inputs, work.files, work.external, work.facts)
+            wanted = self._wanted(stage, report)
+            about = manifest.build(wanted, identity, work.files, work.external, work.facts)
             manifest.write(work.path, about, work.where)
             if folder.exists():
                 self.discard(folder)

@@ -9,10 +9,10 @@ from pathlib import Path, PurePosixPath
 from g4tool.errors import G4Error
 from g4tool.files import sha256, sync_folder
 from g4tool.pipeline import journal
+from g4tool.pipeline.artifact import Artifact, FileRecord
 from g4tool.pipeline.fingerprint import Json, canonical_json
 from g4tool.pipeline.hashes import FileHashes
 from g4tool.pipeline.manifest import RESERVED
-from g4tool.pipeline.stage import Artifact, FileRecord
 from g4tool.progress import Progress, Report
 
 Make = Callable[[Path], Json | None]

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from g4tool.errors import UsageError
-from g4tool.pipeline.stage import Source, Stage
+from g4tool.pipeline.artifact import Source
+from g4tool.pipeline.stage import Stage
 from g4tool.quantize.options import is_qat_source
 from g4tool.recipe.model import Recipe
 from g4tool.stages.checkpoints import checkpoint_stage

@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from g4tool.errors import UsageError
+from g4tool.pipeline.artifact import Artifact, Source
 from g4tool.pipeline.fingerprint import Json
-from g4tool.pipeline.stage import Artifact, Source, Stage
+from g4tool.pipeline.stage import Stage
 from g4tool.pipeline.work import Work
 from g4tool.stages.environment import library_version
 

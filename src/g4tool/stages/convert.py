@@ -5,8 +5,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from g4tool.pipeline.artifact import Artifact, Source
 from g4tool.pipeline.fingerprint import Json
-from g4tool.pipeline.stage import Artifact, Source, Stage
+from g4tool.pipeline.stage import Stage
 from g4tool.pipeline.work import Work
 from g4tool.stages.checkpoints import checkpoint_folder, copy_file
 

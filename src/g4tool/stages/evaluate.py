@@ -126,13 +126,12 @@ def _default_candidate(subject: Loaded, known: "Reference", report: Report) -> "
     from g4tool.checkpoint.reader import open_checkpoint
     from g4tool.evaluate.evaluation import evaluate_beside
     from g4tool.evaluate.inmemory import quantized
-    from g4tool.evaluate.sweep import schemes
+    from g4tool.evaluate.sweep import DEFAULT
     from g4tool.quantize.policy import plan
 
     checkpoint = open_checkpoint(subject.folder)
-    options = dict(schemes())["int4-hqq"]
-    candidate, _ = quantized(subject.model, checkpoint, plan(checkpoint, options), report)
-    name = f"{subject.name} as int4-hqq g{options.group_size}"
+    candidate, _ = quantized(subject.model, checkpoint, plan(checkpoint, DEFAULT), report)
+    name = f"{subject.name} as {DEFAULT.scheme} g{DEFAULT.group_size}"
     return evaluate_beside(known, candidate, name, subject.name, report)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from g4tool.errors import UsageError
-from g4tool.pipeline.stage import Source
+from g4tool.pipeline.artifact import Source
 from g4tool.pipeline.store import Store
 from g4tool.progress import Report, silent
 from g4tool.stages.checkpoints import checkpoint_folder, checkpoint_stage
