@@ -1,23 +1,14 @@
-"""The tiny models: checkpoints in exactly the published layout, made from a seed.
+"""The tiny models that ship with g4: trained checkpoints in exactly the published layout.
 
 Their sizes are such that foreign runtimes load them: head size 32, every width a multiple of 32.
-The weights are random, spread so that layers, experts and scalars all matter to the output.
+`tools/train_tiny.py` trains them.
 """
 
-import hashlib
+import shutil
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
-import torch
-
-from g4tool.checkpoint.config import to_hf_config
-from g4tool.checkpoint.folder import CONFIG
-from g4tool.checkpoint.inventory import Shape, text_tensors
-from g4tool.checkpoint.names import TEXT_PREFIX, hf_name
-from g4tool.checkpoint.writer import Spec, write_checkpoint
 from g4tool.errors import UsageError
-from g4tool.files import write_bytes, write_json, write_text
 from g4tool.model.config import (
     AttentionKind,
     LayerConfig,
@@ -25,15 +16,6 @@ from g4tool.model.config import (
     TextConfig,
     kv_sources,
 )
-
-_SEED = 0
-# Small enough that every tiny model has several shards and an index.
-_SHARD_BYTES = 2_000_000
-_CONTROL_TOKENS = [
-    *("<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>", "<|tool_response>"),
-    *("<tool_response|>", '<|"|>', "<|think|>", "<|channel>", "<channel|>", "<|turn>", "<turn|>"),
-    *("<|image>", "<|audio>", "<|image|>", "<|audio|>", "<image|>", "<audio|>", "<|video|>"),
-]
 
 
 def _tiny(
@@ -95,107 +77,20 @@ TINY: dict[str, TextConfig] = {
 }
 
 
-def write_tiny(name: str, folder: Path) -> list[Path]:
-    """Write the tiny model `name` into `folder` and return its files; the bytes never vary.
+def tiny_folder(name: str) -> Path:
+    """Where the checkpoint of the tiny model `name` lies.
 
     Raises UsageError for a name that is not in TINY.
     """
     if name not in TINY:
         raise UsageError(f"there is no tiny model {name!r}; the names are {', '.join(TINY)}.")
-    config = TINY[name]
+    return Path(str(resources.files("g4tool.checkpoint"))) / "data" / name
+
+
+def write_tiny(name: str, folder: Path) -> list[Path]:
+    """Copy the tiny model `name` into `folder` and return its files."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / CONFIG, to_hf_config(config))
-    write_json(folder / "generation_config.json", _generation_config())
-    write_json(folder / "tokenizer_config.json", _tokenizer_config(config))
-    data = resources.files("g4tool.checkpoint") / "data"
-    write_bytes(folder / "tokenizer.json", (data / "tokenizer.json").read_bytes())
-    # As published: the large models' template closes an empty thought, the small ones' does not.
-    large = "false" if config.per_layer_dim else "true"
-    template = (data / "chat_template.jinja").read_text(encoding="utf-8")
-    write_text(
-        folder / "chat_template.jinja",
-        f"{{%- set append_empty_thought = {large} -%}}\n{template}",
-    )
-    small = [
-        folder / file
-        for file in (
-            CONFIG,
-            "generation_config.json",
-            "tokenizer_config.json",
-            "tokenizer.json",
-            "chat_template.jinja",
-        )
+    return [
+        Path(shutil.copyfile(path, folder / path.name))
+        for path in sorted(tiny_folder(name).iterdir())
     ]
-    values = {
-        hf_name(tensor, TEXT_PREFIX): _values(name, tensor, shape)
-        for tensor, shape in text_tensors(config).items()
-    }
-    specs: dict[str, Spec] = {
-        key: (value.dtype, tuple(value.shape)) for key, value in values.items()
-    }
-    return small + write_checkpoint(
-        folder, specs, lambda key, start, stop: values[key][start:stop], shard_bytes=_SHARD_BYTES
-    )
-
-
-def _values(model: str, name: str, shape: Shape) -> torch.Tensor:
-    """The bfloat16 values of one tensor, seeded by its name."""
-    digest = hashlib.sha256(f"{_SEED} {model} {name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    if name.endswith("layer_scalar"):
-        values = 0.5 + _uniform(shape, generator)
-    elif len(shape) == 1:
-        values = 1 + 0.3 * _normal(shape, generator)
-        # The last norm sets the spread of the logits, the ones after a branch its share.
-        if name == "norm.weight":
-            values *= 3
-        elif ".post_" in name:
-            values *= 2
-    else:
-        values = (1.0 if ".router." in name else 0.08) * _normal(shape, generator)
-    return values.to(torch.bfloat16)
-
-
-def _uniform(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """float64 values in [0, 1), multiples of 2^-16."""
-    integers = torch.randint(0, 1 << 16, shape, generator=generator)
-    return integers.double() / (1 << 16)
-
-
-def _normal(shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    """float64 values of mean 0 and variance 1, close to normal: a sum of twelve uniforms.
-
-    torch.randn's last bits depend on the processor's vector unit; sums of integers do not.
-    """
-    total = torch.zeros(shape, dtype=torch.float64)
-    for _ in range(12):
-        total += _uniform(shape, generator)
-    return total - (6 - 6 / (1 << 16))
-
-
-def _generation_config() -> dict[str, Any]:
-    return {
-        "bos_token_id": 2,
-        "do_sample": True,
-        "eos_token_id": [1, 106, 50],
-        "pad_token_id": 0,
-        "temperature": 1.0,
-        "top_k": 64,
-        "top_p": 0.95,
-    }
-
-
-def _tokenizer_config(config: TextConfig) -> dict[str, Any]:
-    return {
-        "bos_token": "<bos>",
-        "clean_up_tokenization_spaces": False,
-        "eos_token": "<eos>",
-        # Converters split a control token in two that is not listed here.
-        "extra_special_tokens": _CONTROL_TOKENS,
-        "mask_token": "<mask>",
-        "model_max_length": config.max_position_embeddings,
-        "pad_token": "<pad>",
-        "padding_side": "left",
-        "tokenizer_class": "GemmaTokenizer",
-        "unk_token": "<unk>",
-    }

@@ -3,9 +3,8 @@
 import difflib
 import re
 import shutil
-import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from g4tool.errors import UsageError
@@ -13,39 +12,9 @@ from g4tool.pipeline.artifact import Artifact, Source
 from g4tool.pipeline.fingerprint import Json
 from g4tool.pipeline.stage import Stage
 from g4tool.pipeline.work import Work
-from g4tool.stages.environment import library_version
 
 TINY_MODELS = ("tiny-31b", "tiny-e2b", "tiny-26b-a4b")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-
-
-@dataclass(frozen=True)
-class TinyStage:
-    """Makes one of the tiny models from its seed."""
-
-    model: str
-    name: str = "tiny"
-    version: int = 1
-    inputs: tuple[()] = ()
-
-    def parameters(self) -> dict[str, Json]:
-        """Which model."""
-        return {"model": self.model}
-
-    def environment(self) -> dict[str, Json]:
-        """torch's random generator may change between versions."""
-        return {"torch": library_version("torch")}
-
-    def run(self, work: Work) -> None:
-        """Write the checkpoint in the published layout."""
-        from g4tool.checkpoint.tiny import write_tiny
-
-        with tempfile.TemporaryDirectory() as folder:
-            write_tiny(self.model, Path(folder))
-            files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
-            work.expect(len(files))
-            for path in files:
-                work.file(path.relative_to(folder).as_posix(), partial(copy_file, path))
 
 
 @dataclass(frozen=True)
@@ -86,7 +55,9 @@ def checkpoint_stage(model: str, revision: str = "main") -> Stage | Source:
     Raises UsageError when MODEL is neither a folder, a tiny model nor a Hub id.
     """
     if model in TINY_MODELS:
-        return TinyStage(model)
+        from g4tool.checkpoint.tiny import tiny_folder
+
+        return Source(tiny_folder(model))
     path = Path(model).expanduser()
     if path.is_dir():
         return folder_source(path)
@@ -121,6 +92,20 @@ def checkpoint_folder(artifact: Artifact) -> Path:
 def copy_file(source: Path, target: Path) -> None:
     """Copy one small file; `Work.file` flushes and hashes it."""
     shutil.copyfile(source, target)
+
+
+def tiny_model_of(files: Mapping[str, Mapping[str, Json]]) -> str | None:
+    """The tiny model that consists of exactly these files (name -> record with its SHA-256)."""
+    from g4tool.checkpoint.tiny import tiny_folder
+    from g4tool.files import sha256
+
+    for name in TINY_MODELS:
+        folder = tiny_folder(name)
+        if files.keys() == {path.name for path in folder.iterdir()} and all(
+            sha256(folder / file) == record["sha256"] for file, record in files.items()
+        ):
+            return name
+    return None
 
 
 def _unknown(model: str) -> str:

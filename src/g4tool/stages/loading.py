@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 def load(model: str, *, dtype: "torch.dtype | None", device: str, revision: str) -> "TextModel":
     """See `g4tool.load`."""
-    folder = Path(model).expanduser()
-    if not folder.is_dir():
-        stage = checkpoint_stage(model, revision)
-        assert not isinstance(stage, Source), "only a folder is a source"
-        folder = checkpoint_folder(Store().ensure(stage))
+    given = checkpoint_stage(model, revision)
+    if isinstance(given, Source):
+        folder = given.path
+    else:
+        folder = checkpoint_folder(Store().ensure(given))
     return load_folder(folder, dtype, device)[0]
 
 
