@@ -51,6 +51,19 @@ def load_subject(
     return Loaded(name, folder, model, Tokenizer(files), is_bundle(folder))
 
 
+def account_note(subject: Loaded) -> str | None:
+    """What a bundle holds in 16 bit that its own recipe does not exempt; None if nothing."""
+    from g4tool.evaluate.parity import quantized_check
+    from g4tool.formats.bundle import read_bundle
+
+    recipe = read_bundle(subject.folder).get("recipe", {})
+    exempt = [rule["match"] for rule in recipe.get("rules", []) if rule["scheme"] == "keep"]
+    if "keep" in (recipe.get("scheme"), recipe.get("head")):
+        exempt.append("." if recipe["scheme"] == "keep" else r"^lm_head\.")
+    check = quantized_check(subject.model, exempt)
+    return None if check.passed else f"{subject.name}: {check.detail}"
+
+
 def measure(
     subject: Loaded,
     reference: Loaded | None,
