@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoConfig, Gemma4TextConfig
 
 from g4tool.checkpoint.config import parse_text_config, to_hf_config
@@ -268,3 +269,61 @@ def assert_like_transformers(ours: TextConfig, theirs: Any) -> None:
         entry = theirs.rope_parameters[f"{kind}_attention"]
         assert rope.theta == entry["rope_theta"]
         assert rope.rotated == entry.get("partial_rotary_factor", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": ["gemma4_text"]}, "model_type is ['gemma4_text']; g4 knows"),
+        ({"model_type": {"a": 1}}, "model_type is {'a': 1}; g4 knows"),
+        (
+            {"model_type": "gemma4", "text_config": {"model_type": []}},
+            "text_config.model_type is []; g4 knows",
+        ),
+        ({"layer_types": [["full_attention"]] * 30}, "layer_types[0] is ['full_attention'], not"),
+        ({"layer_types": [{}] * 30}, "layer_types[0] is {}, not"),
+        ({"layer_types": {"a": 1}}, "layer_types has {'a': 1} entries"),
+        ({"hidden_size": 10**400}, "hidden_size is 100000000000000000...000"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps is 100000000000000000...000"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan, not a number above zero"),
+        ({"final_logit_softcapping": float("inf")}, "final_logit_softcapping is inf, not a number"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, more than 10000"),
+        ({"vocab_size": 2**31 + 1}, "vocab_size is 2147483649, more than 2147483648"),
+        (
+            {"enable_moe_block": True, "num_experts": 10**10, "top_k_experts": 8},
+            "num_experts is 10000000000, more than 65536",
+        ),
+        ({"per_layer_config": {"9" * 5000: {}}}, "per_layer_config names layer '99999"),
+        (
+            {"vocab_size_per_layer_input": 2048},
+            "vocab_size_per_layer_input is 2048, less than the vocab_size of 262144",
+        ),
+    ],
+)
+def test_nonsense_in_json_is_one_short_error(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(G4Error) as error:
+        parse_text_config({"model_type": "gemma4_text", **change})
+    assert str(error.value).startswith(f"config.json: {message}")
+    assert len(str(error.value)) < 250
+
+
+def test_a_per_layer_table_of_no_use_may_be_small() -> None:
+    raw = {
+        "model_type": "gemma4_text",
+        "vocab_size_per_layer_input": 1,
+        "hidden_size_per_layer_input": 0,
+    }
+    assert parse_text_config(raw).per_layer_vocab_size == 0
+
+
+def test_transformers_fails_where_the_per_layer_table_is_smaller() -> None:
+    """What the refusal rests on; a larger table is fine there and here."""
+    from transformers import Gemma4ForCausalLM
+
+    raw = {**to_hf_config(TINY["tiny-e2b"]), "vocab_size_per_layer_input": 2048}
+    ids = torch.tensor([[2, 2048]])
+    with pytest.raises(IndexError):
+        Gemma4ForCausalLM(Gemma4TextConfig(**raw))(ids)
+    raw["vocab_size_per_layer_input"] = 4100
+    assert parse_text_config(raw).per_layer_vocab_size == 4100
+    Gemma4ForCausalLM(Gemma4TextConfig(**raw))(ids)

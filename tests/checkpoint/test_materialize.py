@@ -3,11 +3,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
 from g4tool.checkpoint.materialize import materialize
 from g4tool.checkpoint.reader import open_checkpoint
+from g4tool.errors import G4Error
 
 from .conftest import load_all
 
@@ -71,3 +73,59 @@ def test_dtype_is_converted_and_said(
     assert (tmp_path / "new" / "chat_template.jinja").read_text() == "kept"
     assert (tmp_path / "new" / "additional_chat_templates" / "tools.jinja").exists()
     assert not (tmp_path / "new" / "pytorch_model.bin").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "value", "advice"),
+    [
+        (
+            torch.bfloat16,
+            torch.float16,
+            70_000.0,
+            "float16 cannot hold; choose bfloat16 or float32",
+        ),
+        (
+            torch.float32,
+            torch.float16,
+            -65_520.0,
+            "float16 cannot hold; choose bfloat16 or float32",
+        ),
+        (torch.float32, torch.bfloat16, 3.4e38, "bfloat16 cannot hold; choose float32"),
+    ],
+)
+def test_a_value_the_dtype_cannot_hold_is_an_error(
+    make_folder: Make,
+    tmp_path: Path,
+    source: torch.dtype,
+    target: torch.dtype,
+    value: float,
+    advice: str,
+) -> None:
+    key = "model.layers.1.mlp.up_proj.weight"
+
+    def change(tensors: dict[str, torch.Tensor], _: dict[str, Any]) -> None:
+        tensors[key] = tensors[key].to(source, copy=True)
+        tensors[key][3, 5] = value
+
+    checkpoint = open_checkpoint(make_folder("tiny-31b", change))
+    checkpoint.check_finite()
+    with pytest.raises(G4Error) as error:
+        materialize(checkpoint, tmp_path / "new", dtype=target)
+    assert str(error.value) == (
+        f"{tmp_path / 'new' / 'model.safetensors'}: {key} has values that {advice}."
+    )
+    assert not list((tmp_path / "new").glob("*.safetensors*"))
+
+
+def test_infinite_bounds_of_a_tower_stay_infinite(make_folder: Make, tmp_path: Path) -> None:
+    key = "model.audio_tower.layers.0.self_attn.k_proj.input_max"
+
+    def change(tensors: dict[str, torch.Tensor], _: dict[str, Any]) -> None:
+        tensors[key] = torch.tensor(float("inf"), dtype=torch.bfloat16)
+        tensors["model.vision_tower.largest"] = torch.tensor([65_504.0, 65_519.0])
+
+    folder = make_folder("tiny-31b", change)
+    materialize(open_checkpoint(folder), tmp_path / "new", dtype=torch.float16)
+    written = load_all(tmp_path / "new")
+    assert written[key].item() == float("inf")
+    assert written["model.vision_tower.largest"].tolist() == [65_504.0, 65_504.0]

@@ -1,5 +1,6 @@
 import json
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from g4tool.checkpoint.folder import side_files
 from g4tool.checkpoint.inventory import text_tensors
 from g4tool.checkpoint.reader import open_checkpoint
 from g4tool.checkpoint.tiny import TINY
@@ -337,3 +339,86 @@ def test_somebody_elses_quantization_is_named(inner: bool, make_folder: Make) ->
 def test_config_errors_name_the_file(make_folder: Make) -> None:
     folder = make_folder("tiny-31b", lambda _, config: config.update(hidden_size=None))
     assert error_of(folder) == f"{folder / 'config.json'}: hidden_size is missing."
+
+
+def test_a_shard_that_is_a_folder_is_named(sharded: Path) -> None:
+    shard = sharded / "model-00002-of-00003.safetensors"
+    shard.unlink()
+    shard.mkdir()
+    assert error_of(sharded) == f"{shard} is a folder, not a safetensors file."
+    (sharded / INDEX).unlink()
+    (sharded / "model.safetensors").mkdir()
+    assert "model.safetensors is a folder" in error_of(sharded)
+    (sharded / "config.json").unlink()
+    (sharded / "config.json").mkdir()
+    assert error_of(sharded) == f"{sharded / 'config.json'} cannot be read: Is a directory."
+
+
+@pytest.mark.parametrize("name", ["a" * 3000, "é" * 128, "a\0b", "../a", ""])
+def test_the_index_names_what_can_be_no_file(name: str, sharded: Path) -> None:
+    edit_index(sharded, lambda m: m.update({"x": name}))
+    message = error_of(sharded)
+    assert message.startswith(f"{sharded / INDEX}: x is said to be in '{name[:2]}".split("\0")[0])
+    assert message.endswith("not a file's name.")
+    assert len(message) < len(str(sharded)) + 250
+
+
+def test_a_dangling_shard_is_missing(sharded: Path) -> None:
+    shard = sharded / "model-00002-of-00003.safetensors"
+    shard.unlink()
+    shard.symlink_to(sharded / "nothing")
+    assert error_of(sharded).startswith(f"{shard} does not exist, but {INDEX} says that")
+
+
+def test_hidden_files_are_ignored(sharded: Path) -> None:
+    for path in list(sharded.iterdir()):
+        (sharded / f"._{path.name}").write_bytes(b"\0\5\x16\7" * 20)
+    open_checkpoint(sharded).check_finite()
+    assert not any(name.startswith(".") for name in side_files(sharded))
+    for path in [*sharded.glob("model*"), sharded / INDEX]:
+        path.unlink(missing_ok=True)
+    assert "has no weights" in error_of(sharded)
+
+
+def test_side_files_leave_out_what_work_left_behind(sharded: Path) -> None:
+    before = side_files(sharded)
+    for name in ("run.log", "log.txt", "nohup.out", "config.json~", "a.swp", ".env", "._a.json"):
+        (sharded / name).write_text("x")
+    kept = ["vocab.txt", "merges.txt", "logo.png", "my_log.txt", "tokenizer.model", "NOTICE"]
+    for name in kept:
+        (sharded / name).write_text("x")
+    templates = sharded / "additional_chat_templates"
+    templates.mkdir()
+    for name in ("tools.jinja", "tools.jinja~", "._tools.jinja"):
+        (templates / name).write_text("x")
+    expected = sorted([*before, *kept, "additional_chat_templates/tools.jinja"])
+    assert side_files(sharded) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('"\\ud800"', "has half a surrogate pair in a string"),
+        ("NaN", "has NaN or infinity as a number"),
+        ("[-Infinity]", "has NaN or infinity as a number"),
+        ("1e999", "has NaN or infinity as a number"),
+        ("9" * 5000, "is not valid JSON"),
+        ("[" * 100_000, "is not valid JSON"),
+    ],
+)
+def test_config_that_could_not_be_written_again(text: str, message: str, sharded: Path) -> None:
+    path = sharded / "config.json"
+    path.write_text(f'{{"note": {text}, {path.read_text().lstrip()[1:]}')
+    assert error_of(sharded).startswith(f"{path} {message}")
+
+
+def test_a_mistaken_number_of_experts_is_found_at_once(make_folder: Make) -> None:
+    folder = make_folder("tiny-26b-a4b", lambda _, config: config.update(num_experts=65_536))
+    start = time.monotonic()
+    assert "config.json asks for [65536, " in error_of(folder)
+
+    def many(tensors: Tensors, config: dict[str, Any]) -> None:
+        config.update(num_experts=65_536, num_hidden_layers=2000, layer_types=None)
+
+    assert "no file has the tensor model.layers." in error_of(make_folder("tiny-26b-a4b", many))
+    assert time.monotonic() - start < 10

@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 import struct
 from pathlib import Path
 
@@ -155,3 +157,37 @@ def test_truncation_anywhere_is_seen(tmp_path: Path) -> None:
             SafetensorsFile(path)
         with pytest.raises(SafetensorError), safe_open(path, "pt"):
             pass
+
+
+def test_what_is_no_file_is_named(tmp_path: Path) -> None:
+    folder, pipe = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    folder.mkdir()
+    with pytest.raises(G4Error, match=r"a\.safetensors is a folder, not a safetensors file"):
+        SafetensorsFile(folder)
+    os.mkfifo(pipe)
+    with pytest.raises(G4Error, match=r"b\.safetensors is no regular file"):
+        SafetensorsFile(pipe)
+
+
+def test_a_disk_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(SAMPLE)
+    with SafetensorsFile(path) as file, monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", fail)
+        with pytest.raises(G4Error, match=r"a\.safetensors: a cannot be read: Input/output error"):
+            file.read("a")
+    monkeypatch.setattr(os, "pread", fail)
+    with pytest.raises(G4Error, match=r"a\.safetensors cannot be read: Input/output error"):
+        SafetensorsFile(path)
+
+
+def test_half_a_surrogate_pair_is_no_name(tmp_path: Path) -> None:
+    header = b'{"\\ud800": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}'
+    path = write_raw(tmp_path / "a.safetensors", header, b"x")
+    with pytest.raises(G4Error, match="surrogates not allowed"):
+        SafetensorsFile(path)
+    with pytest.raises(SafetensorError):
+        load(path.read_bytes())

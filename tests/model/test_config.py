@@ -22,6 +22,7 @@ def build(*layers: LayerConfig, **fields) -> TextConfig:
         ((), {}, "no layers"),
         ((LAYER,), {"hidden_size": 0}, "hidden_size is 0"),
         ((LAYER,), {"per_layer_dim": 4}, "per_layer_vocab_size is 0"),
+        ((LAYER,), {"per_layer_dim": 4, "per_layer_vocab_size": 9}, "per_layer_vocab_size is 9"),
         ((LAYER,), {"moe": MoeConfig(4, 5, 8)}, "top_k is 5"),
         ((LAYER, replace(LAYER, num_kv_heads=3)), {}, "layer 1 has 3 key-value heads"),
         ((replace(LAYER, head_dim=7),), {}, "head_dim 7"),

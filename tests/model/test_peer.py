@@ -29,8 +29,6 @@ from .oracle import (
 )
 from .test_mutations import normalised_router
 
-peer_package = pytest.importorskip("gemma4_pt_claude")
-
 
 def peer_model(family: str, state: dict[str, torch.Tensor]) -> Any:
     from gemma4_pt_claude import config as sizes

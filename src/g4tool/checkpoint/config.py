@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from g4tool.checkpoint.settings import Settings
+from g4tool.checkpoint.settings import Settings, shown
 from g4tool.errors import G4Error
 from g4tool.model.config import (
     AttentionKind,
@@ -47,6 +47,10 @@ _UNIFIED_DEFAULTS = {
     "sliding_window": 1024,
     "hidden_size_per_layer_input": 0,
 }
+# Far above every Gemma 4: what costs time or memory by its number alone is refused at once.
+_MOST_LAYERS = 10_000
+_MOST_EXPERTS = 65_536
+
 _TEXT_TYPES = {"gemma4_text": _DEFAULTS, "gemma4_unified_text": _UNIFIED_DEFAULTS}
 _WRAPPER_TYPES = {"gemma4": "gemma4_text", "gemma4_unified": "gemma4_unified_text"}
 
@@ -89,7 +93,7 @@ def parse_text_config(raw: Mapping[str, Any], where: str = "config.json") -> Tex
         softcap=_softcap(text),
         tie_word_embeddings=text.flag("tie_word_embeddings", raw.get("tie_word_embeddings", True)),
         per_layer_dim=per_layer_dim,
-        per_layer_vocab_size=text.size("vocab_size_per_layer_input") if per_layer_dim else 0,
+        per_layer_vocab_size=_per_layer_vocab(text) if per_layer_dim else 0,
         moe=_moe(text),
         rope=_rope(text, set(kinds)),
     )
@@ -155,18 +159,18 @@ def _text_settings(raw: Mapping[str, Any], where: str) -> Settings:
     model_type = raw.get("model_type")
     if model_type is None and raw.get("architectures") == ["Gemma4ForCausalLM"]:
         model_type = "gemma4_text"
-    if model_type in _TEXT_TYPES:
+    if isinstance(model_type, str) and model_type in _TEXT_TYPES:
         return Settings(raw, _TEXT_TYPES[model_type], where)
-    if model_type not in _WRAPPER_TYPES:
+    if not isinstance(model_type, str) or model_type not in _WRAPPER_TYPES:
         known = ", ".join([*_WRAPPER_TYPES, *_TEXT_TYPES])
-        raise G4Error(f"{where}: model_type is {model_type!r}; g4 knows {known}.")
+        raise G4Error(f"{where}: model_type is {shown(model_type)}; g4 knows {known}.")
     text = raw.get("text_config")
     if not isinstance(text, dict):
         raise G4Error(f"{where}: text_config is missing; a {model_type} model needs one.")
     inner = text.get("model_type", _WRAPPER_TYPES[model_type])
-    if inner not in _TEXT_TYPES:
+    if not isinstance(inner, str) or inner not in _TEXT_TYPES:
         known = ", ".join(_TEXT_TYPES)
-        raise G4Error(f"{where}: text_config.model_type is {inner!r}; g4 knows {known}.")
+        raise G4Error(f"{where}: text_config.model_type is {shown(inner)}; g4 knows {known}.")
     return Settings(text, _TEXT_TYPES[inner], where, "text_config.")
 
 
@@ -175,13 +179,15 @@ def _refuse_unsupported(text: Settings) -> None:
     if bidirectional not in (None, "vision"):
         raise text.error(
             "use_bidirectional_attention",
-            f"is {bidirectional!r}; g4 runs causal text models only (null or 'vision')",
+            f"is {shown(bidirectional)}; g4 runs causal text models only (null or 'vision')",
         )
     if text.get("attention_bias"):
         raise text.error("attention_bias", "is set, which no Gemma 4 has and g4 does not run")
     activation = text.get("hidden_activation")
     if activation != "gelu_pytorch_tanh":
-        raise text.error("hidden_activation", f"is {activation!r}; g4 runs gelu_pytorch_tanh only")
+        raise text.error(
+            "hidden_activation", f"is {shown(activation)}; g4 runs gelu_pytorch_tanh only"
+        )
 
 
 def _softcap(text: Settings) -> float | None:
@@ -189,18 +195,27 @@ def _softcap(text: Settings) -> float | None:
     return None if text.get(key) is None else text.positive(key)
 
 
+def _per_layer_vocab(text: Settings) -> int:
+    key = "vocab_size_per_layer_input"
+    size, tokens = text.size(key), text.size("vocab_size")
+    # transformers looks every token up in this table too, and fails at the first beyond it.
+    if size < tokens:
+        raise text.error(key, f"is {size}, less than the vocab_size of {tokens}")
+    return size
+
+
 def _layer_kinds(text: Settings) -> list[AttentionKind]:
-    count = text.size("num_hidden_layers")
+    count = text.size("num_hidden_layers", most=_MOST_LAYERS)
     types = text.get("layer_types")
     if types is None:
         types = ["full_attention" if i % 6 == 5 else "sliding_attention" for i in range(count)]
     if not isinstance(types, list) or len(types) != count:
-        entries = len(types) if isinstance(types, list) else repr(types)
+        entries = len(types) if isinstance(types, list) else shown(types)
         raise text.error("layer_types", f"has {entries} entries for {count} layers")
     for index, layer_type in enumerate(types):
-        if layer_type not in _KINDS:
+        if not isinstance(layer_type, str) or layer_type not in _KINDS:
             known = " or ".join(_KINDS)
-            raise text.error(f"layer_types[{index}]", f"is {layer_type!r}, not {known}")
+            raise text.error(f"layer_types[{index}]", f"is {shown(layer_type)}, not {known}")
     # As transformers does: the last layer is full whatever the list says.
     return [*(_KINDS[layer_type] for layer_type in types[:-1]), "full"]
 
@@ -238,8 +253,11 @@ def _heads_by_layer(text: Settings, base: tuple[int, int], count: int) -> list[t
     heads = [base] * count
     for key, entry in text.table("per_layer_config").items():
         # Keys are strings in JSON, and may be zero-padded ("05").
-        if not str(key).isdecimal() or int(key) >= count:
-            raise text.error("per_layer_config", f"names layer {key!r}; there are {count} layers")
+        digits = str(key)
+        if not digits.isdecimal() or len(digits) > 9 or int(digits) >= count:
+            raise text.error(
+                "per_layer_config", f"names layer {shown(key)}; there are {count} layers"
+            )
         layer = text.inner("per_layer_config", key, entry)
         unknown = set(layer.raw) - {"head_dim", "num_key_value_heads", "skip"}
         if unknown or layer.get("skip"):
@@ -268,7 +286,7 @@ def _kv_sources(text: Settings, kinds: list[AttentionKind]) -> tuple[int | None,
 def _moe(text: Settings) -> MoeConfig | None:
     if not text.flag("enable_moe_block"):
         return None
-    experts, top_k = text.size("num_experts"), text.size("top_k_experts")
+    experts, top_k = text.size("num_experts", most=_MOST_EXPERTS), text.size("top_k_experts")
     if top_k > experts:
         raise text.error("top_k_experts", f"is {top_k}, more than the {experts} experts")
     return MoeConfig(experts, top_k, text.size("moe_intermediate_size"))
@@ -294,7 +312,9 @@ def _rope_of(entry: Settings) -> RopeConfig:
         # transformers reads no partial_rotary_factor here.
         return RopeConfig(theta)
     if rope_type != "proportional":
-        raise entry.error("rope_type", f"is {rope_type!r}; g4 knows 'default' and 'proportional'")
+        raise entry.error(
+            "rope_type", f"is {shown(rope_type)}; g4 knows 'default' and 'proportional'"
+        )
     if entry.positive("factor", 1.0) != 1.0:
         raise entry.error("factor", "scales the rotary embedding, which g4 does not support")
     rotated = entry.positive("partial_rotary_factor", 1.0)

@@ -1,9 +1,11 @@
 """What lies in a checkpoint's folder: config.json, the index and its shards, the small files."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+from g4tool.checkpoint.settings import shown
 from g4tool.checkpoint.tensorfile import SafetensorsFile
 from g4tool.checkpoint.writer import INDEX, SINGLE
 from g4tool.errors import G4Error
@@ -13,10 +15,19 @@ _PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 # What the store says of a folder of its own; not the model's.
 _STORE_FILES = {"manifest.json", "where.json", "view.json"}
 _WEIGHTS = {*_PICKLES, ".safetensors", ".gguf", ".h5", ".msgpack", ".onnx", ".part"}
+# What working in the folder leaves behind; a log even grows while the model is read.
+_LITTER_NAMES = {"log.txt", "nohup.out"}
+_LITTER_ENDS = (".log", "~", ".swp", ".swo")
+# The longest name that file systems take.
+_NAME_BYTES = 255
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A file's JSON object. Raises G4Error when it is missing, not JSON, or another value."""
+    """A file's JSON object, which can be written as JSON again.
+
+    Raises G4Error when it is missing, not JSON, or another value, and for what Python reads but
+    JSON does not have: NaN, infinity, half a surrogate pair.
+    """
     try:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -27,6 +38,14 @@ def read_json(path: Path) -> dict[str, Any]:
         raise G4Error(f"{path} is not valid JSON ({error}).") from None
     if not isinstance(value, dict):
         raise G4Error(f"{path} is not a JSON object.")
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except UnicodeEncodeError:
+        raise G4Error(f"{path} has half a surrogate pair in a string, which is no text.") from None
+    except ValueError:
+        raise G4Error(
+            f"{path} has NaN or infinity as a number, which JSON does not have."
+        ) from None
     return value
 
 
@@ -35,7 +54,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise G4Error(f"{folder} is not a folder.")
     path = folder / CONFIG
-    if not path.is_file():
+    if not os.path.lexists(path):
         raise G4Error(f"{path} does not exist; a checkpoint's folder has one.")
     raw = read_json(path)
     text = raw.get("text_config")
@@ -50,6 +69,15 @@ def read_config(folder: Path) -> dict[str, Any]:
     return raw
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder, sorted; none where there is no such folder.
+
+    Hidden ones are no model's: macOS puts a `._<name>` beside every file it copies to a foreign
+    disk.
+    """
+    return sorted(p for p in folder.glob("*.safetensors") if not p.name.startswith("."))
+
+
 def open_files(folder: Path) -> dict[str, SafetensorsFile]:
     """The safetensors files of a folder by name, checked against the index where there is one."""
     index, single = folder / INDEX, folder / SINGLE
@@ -58,12 +86,11 @@ def open_files(folder: Path) -> dict[str, SafetensorsFile]:
         if single.is_file() and SINGLE not in weight_map.values():
             raise G4Error(f"{folder} has both {SINGLE} and {INDEX}, which does not name it.")
         return _open_shards(index, weight_map)
-    if single.is_file():
+    if single.exists():
         return {SINGLE: SafetensorsFile(single)}
-    suffixes = {path.suffix for path in folder.iterdir()}
-    if ".safetensors" in suffixes:
+    if weight_files(folder):
         raise G4Error(f"{index} does not exist, nor {SINGLE}; the download is not complete.")
-    if suffixes & _PICKLES:
+    if any(path.suffix in _PICKLES for path in _visible(folder)):
         raise G4Error(
             f"{folder} has its weights in pickle files only, which g4 never loads because "
             f"loading one runs code; take the safetensors version."
@@ -74,14 +101,26 @@ def open_files(folder: Path) -> dict[str, SafetensorsFile]:
 def side_files(folder: Path) -> list[str]:
     """Names of the files that belong to the model beside its weights, sorted.
 
-    Everything that is not weights counts, so that a template or processor file nobody thought of
-    is not lost on the way.
+    Everything counts but weights, hidden files, logs and editors' backups, so that a template or
+    processor file nobody thought of is not lost on the way. Raises G4Error when the folder cannot
+    be read.
     """
-    files = [p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")]
-    templates = sorted((folder / "additional_chat_templates").glob("*.jinja"))
-    others = [p for p in files if p.name not in _STORE_FILES]
-    kept = [p for p in others if p.suffix not in _WEIGHTS and not p.name.endswith(".index.json")]
-    return sorted(p.relative_to(folder).as_posix() for p in [*kept, *templates])
+    files = [p for p in _visible(folder) if p.name not in _STORE_FILES]
+    kept = [p for p in files if p.suffix not in _WEIGHTS and not p.name.endswith(".index.json")]
+    more = folder / "additional_chat_templates"
+    templates = [p for p in _visible(more) if p.suffix == ".jinja"] if more.is_dir() else []
+    return sorted(
+        p.relative_to(folder).as_posix()
+        for p in [*kept, *templates]
+        if p.is_file() and p.name not in _LITTER_NAMES and not p.name.endswith(_LITTER_ENDS)
+    )
+
+
+def _visible(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if not path.name.startswith(".")]
+    except OSError as error:
+        raise G4Error(f"{folder} cannot be read: {error.strerror}.") from None
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -89,9 +128,19 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise G4Error(f"{index}: weight_map is missing or not a table.")
     for name, shard in weight_map.items():
-        if not isinstance(shard, str) or Path(shard).name != shard or shard in ("", ".", ".."):
-            raise G4Error(f"{index}: {name} is said to be in {shard!r}, not a file's name.")
+        if not _is_file_name(shard):
+            raise G4Error(f"{index}: {name} is said to be in {shown(shard)}, not a file's name.")
     return weight_map
+
+
+def _is_file_name(value: object) -> bool:
+    return (
+        isinstance(value, str)
+        and Path(value).name == value
+        and value not in ("", ".", "..")
+        and "\0" not in value
+        and len(value.encode()) <= _NAME_BYTES
+    )
 
 
 def _open_shards(index: Path, weight_map: dict[str, str]) -> dict[str, SafetensorsFile]:
@@ -99,7 +148,7 @@ def _open_shards(index: Path, weight_map: dict[str, str]) -> dict[str, Safetenso
     for name, shard in weight_map.items():
         if shard not in files:
             path = index.parent / shard
-            if not path.is_file():
+            if not path.exists():
                 raise G4Error(
                     f"{path} does not exist, but {INDEX} says that {name} is in it; "
                     f"the download is not complete."

@@ -55,6 +55,11 @@ class Checkpoint:
         """The safetensors files."""
         return [file.path for file in self._files.values()]
 
+    @property
+    def open_files(self) -> Mapping[str, SafetensorsFile]:
+        """The safetensors files as they are open, by file name."""
+        return self._files
+
     def info(self, name: str) -> TensorInfo:
         """Dtype and shape of a canonical name or an extra."""
         if name in self._infos:

@@ -6,8 +6,9 @@ hold the experts one by one.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from g4tool.checkpoint.inventory import text_tensors
@@ -87,23 +88,22 @@ def _keys_of(
         return (published,)
     if _FUSED.fullmatch(name) is None or config.moe is None:
         return None
-    return next(
-        (
-            found
-            for found in _single_expert_keys(published, config.moe.num_experts)
-            if all(key in keys for key in found)
-        ),
-        None,
-    )
+    return _single_expert_keys(published, config.moe.num_experts, keys)
 
 
-def _single_expert_keys(published: str, experts: int) -> Iterable[tuple[str, ...]]:
-    """The ways to spell one fused tensor, `….experts.<matrix>`, expert by expert."""
+def _single_expert_keys(
+    published: str, experts: int, keys: Collection[str]
+) -> tuple[str, ...] | None:
+    """The keys of one fused tensor, `….experts.<matrix>`, where they are there one by one."""
     stem, matrix = published.rsplit(".", 1)
-    yield tuple(f"{stem}.{e}.{matrix}.weight" for e in range(experts))
-    if matrix == "gate_up_proj":
-        parts = ("gate_proj", "up_proj")
-        yield tuple(f"{stem}.{e}.{part}.weight" for e in range(experts) for part in parts)
+    ways = [(matrix,), ("gate_proj", "up_proj")] if matrix == "gate_up_proj" else [(matrix,)]
+    for parts in ways:
+        spelt = (f"{stem}.{e}.{part}.weight" for e in range(experts) for part in parts)
+        # Stops at the first one missing: the number of experts may be a mistake.
+        found = tuple(takewhile(keys.__contains__, spelt))
+        if len(found) == experts * len(parts):
+            return found
+    return None
 
 
 def _is_extra(key: str) -> bool:

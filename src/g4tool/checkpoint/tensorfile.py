@@ -9,9 +9,11 @@ Format: https://huggingface.co/docs/safetensors (8 bytes little-endian header si
 {name: {dtype, shape, data_offsets}}, then the values).
 """
 
+import hashlib
 import json
 import math
 import os
+import stat
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -82,20 +84,28 @@ def row_blocks(rows: int, row_nbytes: int, block: int = 1 << 26) -> Iterator[tup
 class SafetensorsFile:
     """An open safetensors file: `metadata`, `tensors` by name in the order they lie, and `read`.
 
-    Raises G4Error, naming the file and where possible the tensor, when the file is missing,
-    truncated, longer than its header says, or its header is not a valid one.
+    `size` counts all bytes of the file; `header_sha256` is that of the header with its length, so
+    of every name, dtype, shape and place, but of no value. Raises G4Error, naming the file and
+    where possible the tensor, when the file is missing, unreadable, truncated, longer than its
+    header says, or its header is not a valid one.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._descriptor = os.open(path, os.O_RDONLY)
+            # Without O_NONBLOCK opening a pipe would wait for a writer.
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         except FileNotFoundError:
             raise G4Error(f"{path} does not exist.") from None
         except OSError as error:
             raise G4Error(f"{path} cannot be opened: {error.strerror}.") from None
         try:
-            self.metadata, self.tensors = _read_header(path, self._descriptor)
+            header, self.size = _read_header(path, self._descriptor)
+            self.header_sha256 = hashlib.sha256(header).hexdigest()
+            self.metadata, self.tensors = _parse_header(path, header, self.size)
+        except OSError as error:
+            self.close()
+            raise G4Error(f"{path} cannot be read: {error.strerror}.") from None
         except BaseException:
             self.close()
             raise
@@ -153,8 +163,13 @@ class SafetensorsFile:
             done += got
 
 
-def _read_header(path: Path, descriptor: int) -> tuple[dict[str, str], dict[str, TensorInfo]]:
-    size = os.fstat(descriptor).st_size
+def _read_header(path: Path, descriptor: int) -> tuple[bytes, int]:
+    """The header with the 8 bytes of its length, and the file's size."""
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
+        raise G4Error(f"{path} is {kind}, not a safetensors file.")
+    size = status.st_size
     prefix = os.pread(descriptor, 8, 0)
     if len(prefix) < 8:
         raise G4Error(f"{path} is truncated: {size} bytes cannot hold a safetensors header.")
@@ -163,9 +178,18 @@ def _read_header(path: Path, descriptor: int) -> tuple[dict[str, str], dict[str,
         raise G4Error(f"{path} is not a safetensors file: its header would be {length} bytes.")
     if 8 + length > size:
         raise G4Error(f"{path} is truncated: the header needs {8 + length} bytes, it has {size}.")
+    return prefix + os.pread(descriptor, length, 8), size
+
+
+def _parse_header(
+    path: Path, content: bytes, size: int
+) -> tuple[dict[str, str], dict[str, TensorInfo]]:
     try:
-        text = os.pread(descriptor, length, 8).decode()
+        text = content[8:].decode()
         header = json.loads(text, object_pairs_hook=_no_duplicates)
+        if "\\u" in text:
+            # An escape can make half a surrogate pair, which no file or terminal takes later.
+            json.dumps(header, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise G4Error(f"{path}: the safetensors header is not valid JSON ({error}).") from None
     if not isinstance(header, dict):
@@ -173,7 +197,7 @@ def _read_header(path: Path, descriptor: int) -> tuple[dict[str, str], dict[str,
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise G4Error(f"{path}: the header's __metadata__ is not a table of strings.")
-    start = 8 + length
+    start = len(content)
     infos = [_parse_entry(path, name, entry, start) for name, entry in header.items()]
     infos.sort(key=lambda info: (info.offset, info.nbytes))
     _check_layout(path, infos, start, size)

@@ -133,7 +133,7 @@ def write_checkpoint(
     no more than one block of rows is in memory. One shard is `model.safetensors` alone; more have
     an index, written last, so that an interrupted folder does not look whole. A tensor larger
     than `shard_bytes` gets a shard of its own. Raises G4Error when the folder holds a checkpoint
-    of the other kind, since loaders would pick one of the two.
+    of the other kind, since loaders would pick one of the two, and as `write_shard` does.
     """
     shards = plan_shards(specs, shard_bytes)
     other = folder / (SINGLE if len(shards) > 1 else INDEX)
@@ -165,7 +165,10 @@ def write_shard(
     metadata: Mapping[str, str] | None = None,
     report: Report = silent,
 ) -> None:
-    """Write one file of a checkpoint, block of rows by block of rows."""
+    """Write one file of a checkpoint, block of rows by block of rows.
+
+    Raises G4Error, leaving no file, when a finite value is beyond the spec's dtype.
+    """
     total = sum(_nbytes(spec) for spec in specs.values())
     done = 0
     with TensorFileWriter(path, specs, metadata) as writer:
@@ -173,7 +176,7 @@ def write_shard(
             rows = shape[0] if shape else 1
             row_nbytes = _nbytes((dtype, shape)) // max(1, rows)
             for start, stop in row_blocks(rows, row_nbytes):
-                writer.write(name, read(name, start, stop).to(dtype), start)
+                writer.write(name, _converted(path, name, read(name, start, stop), dtype), start)
                 done += row_nbytes * (stop - start)
                 report(Progress("write", done, total, "bytes", path.name))
 
@@ -200,6 +203,20 @@ def plan_shards(specs: Mapping[str, Spec], shard_bytes: int) -> dict[str, dict[s
         return {SINGLE: shards[0]}
     count = len(shards)
     return {f"model-{i:05d}-of-{count:05d}.safetensors": s for i, s in enumerate(shards, start=1)}
+
+
+def _converted(path: Path, name: str, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    result = values.to(dtype)
+    floats = values.is_floating_point() and dtype.is_floating_point
+    narrower = floats and torch.finfo(dtype).max < torch.finfo(values.dtype).max
+    # A tower's bound may be infinite beforehand, which is no fault of the dtype.
+    if narrower and (values.isfinite() & ~result.isfinite()).any():
+        wider = "bfloat16 or float32" if dtype == torch.float16 else "float32"
+        raise G4Error(
+            f"{path}: {name} has values that {str(dtype).removeprefix('torch.')} cannot hold; "
+            f"choose {wider}."
+        )
+    return result
 
 
 def _layout(

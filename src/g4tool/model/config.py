@@ -79,8 +79,11 @@ class TextConfig:
                 raise G4Error(f"text config: {name} is {getattr(self, name)}, but must be positive")
         if not self.layers:
             raise G4Error("text config: there are no layers")
-        if self.per_layer_dim and not self.per_layer_vocab_size:
-            raise G4Error("text config: per_layer_dim is set, but per_layer_vocab_size is 0")
+        if self.per_layer_dim and self.per_layer_vocab_size < self.vocab_size:
+            raise G4Error(
+                f"text config: per_layer_vocab_size is {self.per_layer_vocab_size}, but every one "
+                f"of the {self.vocab_size} tokens needs a row of the per-layer table"
+            )
         if self.moe and not 1 <= self.moe.top_k <= self.moe.num_experts:
             raise G4Error(
                 f"text config: top_k is {self.moe.top_k}, but must lie between 1 and the "
