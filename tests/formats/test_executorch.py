@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from executorch.examples.models.gemma4_31b import model as example
+from executorch.extension.llm.export import load as loading
 from torch import Tensor
 
 from g4tool.formats.load import load_bundle
@@ -12,9 +14,6 @@ from g4tool.pipeline.store import Store
 from g4tool.recipe.load import load_recipe
 from g4tool.recipe.model import Rule
 from g4tool.stages.build import build
-
-example = pytest.importorskip("executorch.examples.models.gemma4_31b.model")
-loading = pytest.importorskip("executorch.extension.llm.export.load")
 
 LENGTH = 48  # past the window of 32
 HEAD = {"embed_tokens.weight": ("lm_head.weight", False)}

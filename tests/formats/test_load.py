@@ -5,13 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torchao.prototype.safetensors.safetensors_support import unflatten_tensor_state_dict
 
 from g4tool.checkpoint.tensorfile import SafetensorsFile
 from g4tool.checkpoint.tiny import TINY, write_tiny
 from g4tool.checkpoint.writer import TensorFileWriter
 from g4tool.errors import G4Error
-from g4tool.formats.bundle import BUNDLE, CONVENTION, is_bundle
+from g4tool.formats.bundle import BUNDLE, CONVENTION, FINGERPRINT, fingerprint, is_bundle
 from g4tool.formats.load import load_bundle
 from g4tool.kernels.int4 import Int4ExpertLinear, Int4Linear
 from g4tool.kernels.int8 import Int8Embedding, Int8ExpertLinear, Int8Linear
@@ -248,3 +251,58 @@ def test_an_embedding_in_int4_is_refused(sources: dict[str, Path], tmp_path: Pat
         G4Error, match=r"embed_tokens\.weight is stored as int4.*weights of Embedding"
     ):
         load_bundle(tmp_path / "bundle")
+
+
+def mark(bundle: Path, file: str | None, value: str) -> None:
+    """Put a fingerprint into a shard of the bundle, or into its g4.json."""
+    if file is None:
+        facts = json.loads((bundle / BUNDLE).read_text())
+        (bundle / BUNDLE).write_text(json.dumps({**facts, FINGERPRINT: value}))
+        return
+    tensors = load_file(bundle / file)
+    with SafetensorsFile(bundle / file) as opened:
+        metadata = {**opened.metadata, FINGERPRINT: value}
+    save_file(tensors, bundle / file, metadata)
+
+
+def test_all_files_are_of_one_bundle(bundle: Path) -> None:
+    def refused(file: str) -> None:
+        with pytest.raises(G4Error, match=rf"/{file}\.safetensors belongs to another bundle"):
+            load_bundle(bundle)
+
+    mark(bundle, "b.safetensors", "one")
+    refused("b")
+    mark(bundle, None, "one")
+    refused("a")
+    mark(bundle, "a.safetensors", "two")
+    refused("a")
+    mark(bundle, "a.safetensors", "one")
+    load_bundle(bundle)
+
+
+def test_torchao_reads_a_marked_file(bundle: Path) -> None:
+    mark(bundle, "a.safetensors", "one")
+    with safe_open(bundle / "a.safetensors", "pt") as file:
+        metadata = file.metadata()
+    assert metadata[FINGERPRINT] == "one"
+    tensors, left = unflatten_tensor_state_dict(load_file(bundle / "a.safetensors"), metadata)
+    assert not left
+    assert set(tensors) == set(json.loads(metadata["tensor_names"]))
+
+
+def test_a_fingerprint_is_a_function_of_source_and_recipe_alone() -> None:
+    first = fingerprint({"repo": "a", "commit": "b"}, {"group_size": 32})
+    assert first == fingerprint({"commit": "b", "repo": "a"}, {"group_size": 32})
+    others = [
+        fingerprint({"repo": "a", "commit": "c"}, {"group_size": 32}),
+        fingerprint({"repo": "a", "commit": "b"}, {"group_size": 64}),
+        fingerprint({"group_size": 32}, {"repo": "a", "commit": "b"}),
+    ]
+    assert len({first, *others}) == 4
+    assert len(first) == 64
+
+
+def test_hidden_files_are_no_bundle(sources: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(sources["tiny-31b"], tmp_path / "source")
+    (tmp_path / "source" / "._model-00001-of-00003.safetensors").write_bytes(b"\0\5\x16\7")
+    assert not is_bundle(tmp_path / "source")

@@ -1,24 +1,33 @@
 """Whole checkpoints through the driver: files, account, lineage, and what breaks."""
 
 import json
+import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from g4tool.checkpoint.config import to_hf_config
+from g4tool.checkpoint.inventory import text_tensors
 from g4tool.checkpoint.lazy import Checkpoint
+from g4tool.checkpoint.names import hf_name
 from g4tool.checkpoint.reader import open_checkpoint
 from g4tool.checkpoint.tensorfile import SafetensorsFile
 from g4tool.errors import G4Error
 from g4tool.files import sha256, write_json
+from g4tool.formats.bundle import fingerprint
 from g4tool.kernels.int4 import dequantize_int4
+from g4tool.model.config import LayerConfig, TextConfig
 from g4tool.quantize import driver, solvers
 from g4tool.quantize.account import (
     TensorAccount,
     bits_per_weight,
     check_account,
+    check_error,
     from_json,
     lines,
     rows,
@@ -27,7 +36,7 @@ from g4tool.quantize.account import (
 )
 from g4tool.quantize.bundle import bundle_config, bundle_index, bundle_side_files, lineage
 from g4tool.quantize.driver import quantize_unit, units
-from g4tool.quantize.options import QuantizeOptions, Rule
+from g4tool.quantize.options import QuantizeOptions, Rule, Scheme
 from g4tool.quantize.policy import plan
 
 Tiny = Callable[[str], Path]
@@ -37,11 +46,16 @@ def quantize(checkpoint: Checkpoint, folder: Path, options: QuantizeOptions) -> 
     folder.mkdir(exist_ok=True)
     plans = plan(checkpoint, options)
     made = units(plans, options.layerwise)
-    accounts = [a for u in made for a in quantize_unit(checkpoint, u, folder / u.file)]
+    mark = fingerprint({"model": checkpoint.folder.name}, {})
+    accounts = [
+        a for u in made for a in quantize_unit(checkpoint, u, folder / u.file, fingerprint=mark)
+    ]
     write_json(folder / "config.json", bundle_config(checkpoint, options, plans))
     if options.layerwise:
         write_json(folder / "model.safetensors.index.json", bundle_index(made))
-    facts = lineage(checkpoint, accounts, source={}, recipe={}, versions={"torch": "2"})
+    facts = lineage(
+        checkpoint, accounts, source={}, recipe={}, versions={"torch": "2"}, fingerprint=mark
+    )
     write_json(folder / "g4.json", facts)
     return accounts
 
@@ -104,10 +118,6 @@ def test_layers_or_one_file_hold_the_same_values(tiny: Tiny, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_nan_names_file_and_tensor(tiny: Tiny, tmp_path: Path, value: float) -> None:
-    import shutil
-
-    from safetensors.torch import load_file, save_file
-
     folder = tmp_path / "source"
     shutil.copytree(tiny("tiny-31b"), folder)
     key = "layers.2.mlp.up_proj.weight"
@@ -120,7 +130,7 @@ def test_nan_names_file_and_tensor(tiny: Tiny, tmp_path: Path, value: float) -> 
             break
     checkpoint = open_checkpoint(folder)
     unit = units(plan(checkpoint, QuantizeOptions()))[3]
-    with pytest.raises(G4Error, match=rf"{shard.name}: .*{key} has NaN or infinity"):
+    with pytest.raises(G4Error, match=rf"{shard.name}: .*{key}, rows 0 to .*, has NaN or infinity"):
         quantize_unit(checkpoint, unit, tmp_path / "out.safetensors")
     assert not list(tmp_path.glob("out*"))
 
@@ -168,8 +178,6 @@ def test_lineage_states_the_convention_and_nothing_of_the_machine(
 
 
 def test_side_files_are_all_but_weights_and_config(tiny: Tiny, tmp_path: Path) -> None:
-    import shutil
-
     folder = tmp_path / "source"
     shutil.copytree(tiny("tiny-31b"), folder)
     names = ["processor_config.json", "NOTICE", "special_tokens_map.json", "preprocessor.x"]
@@ -204,3 +212,94 @@ def test_bundle_runs_near_its_source(tiny: Tiny, tmp_path: Path, name: str) -> N
         result = load_bundle(tmp_path / "out", torch.float32)(ids)
     # 8 bit everywhere, amplified by random layers; unrelated logits would be 1.4 apart.
     assert (result - expected).norm() / expected.norm() < 0.4
+
+
+def one_matrix(folder: Path, values: torch.Tensor) -> tuple[Checkpoint, str]:
+    """A checkpoint of one layer whose up_proj holds `values` [256, 256] in fp32."""
+    name = "layers.0.mlp.up_proj.weight"
+    config = TextConfig(64, 256, 4, (LayerConfig("full", 64, 1, 256),), 8, 64)
+    shapes = {hf_name(n, "model."): shape for n, shape in text_tensors(config).items()}
+    tensors = {n: torch.ones(shape, dtype=torch.bfloat16) for n, shape in shapes.items()}
+    tensors[f"model.{name}"] = values
+    folder.mkdir()
+    write_json(folder / "config.json", to_hf_config(config))
+    save_file(tensors, folder / "model.safetensors")
+    return open_checkpoint(folder), name
+
+
+def normal() -> torch.Tensor:
+    return torch.randn(256, 256, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("scheme", ["int4-hqq", "int4-rtn", "int4-sym", "int8"])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (normal() * 1e-42, r"does not hold its values.* \(relative error \d"),
+        (normal().sign() * 3e38, r"rows 0 to 255, has values beyond 8\.5e\+37"),
+        (normal().clamp(-3, 3) * 1e38, r"rows 0 to 255, has values beyond 8\.5e\+37"),
+    ],
+    ids=["subnormal", "largest", "large"],
+)
+def test_values_beyond_what_a_scale_holds_are_refused(
+    tmp_path: Path, scheme: Scheme, values: torch.Tensor, message: str
+) -> None:
+    checkpoint, name = one_matrix(tmp_path / "source", values)
+    with pytest.raises(G4Error, match=message) as error:
+        quantize(checkpoint, tmp_path / "out", QuantizeOptions(scheme))
+    assert name in str(error.value)
+    assert not list((tmp_path / "out").glob("*-00002-of-*"))
+    rule = re.search(r"scheme keep with a rule that matches '(.*)'\.$", str(error.value))
+    assert rule
+    kept = QuantizeOptions(scheme, rules=(Rule(rule[1], "keep"),))
+    assert {a.name for a in quantize(checkpoint, tmp_path / "out", kept)} == set(checkpoint.names)
+
+
+def outliers(size: float, both: bool) -> torch.Tensor:
+    values = normal()
+    values.view(-1, 128)[:, 5] = size
+    if both:
+        values.view(-1, 128)[:, 9] = -size
+    return values
+
+
+@pytest.mark.parametrize("scheme", ["int4-hqq", "int4-rtn", "int4-sym"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        torch.distributions.StudentT(2.5).sample((256, 256)),
+        outliers(20, both=False),
+        outliers(2000, both=True),
+        normal() * (normal().abs() > 2.5),
+        normal() * 1e-38,
+        normal() * 1e36,
+    ],
+    ids=["student", "outliers", "opposite outliers", "sparse", "small", "large"],
+)
+def test_heavy_tails_are_quantized(tmp_path: Path, scheme: Scheme, values: torch.Tensor) -> None:
+    checkpoint, name = one_matrix(tmp_path / "source", values)
+    accounts = quantize(checkpoint, tmp_path / "out", QuantizeOptions(scheme, 128))
+    assert next(a for a in accounts if a.name == name).rel_error < 0.54
+
+
+@pytest.mark.parametrize("error", [0.66, float("inf"), float("nan")])
+def test_an_error_that_no_rounding_explains_is_refused(error: float) -> None:
+    account = TensorAccount("a.weight", "a.weight", "int8", 32, None, (1, 32), 36, error, "")
+    with pytest.raises(G4Error, match=r"^a\.weight: int8 does not hold.*'a\\\.weight'\.$"):
+        check_error(account)
+    check_error(replace(account, rel_error=0.64))
+
+
+def test_a_shard_of_another_bundle_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    """A fine-tune has the names, shapes and sizes of its base model."""
+    from g4tool.formats.load import load_bundle
+
+    fine_tune = tmp_path / "tuned"
+    shutil.copytree(tiny("tiny-31b"), fine_tune)
+    quantize(open_checkpoint(tiny("tiny-31b")), tmp_path / "a", QuantizeOptions())
+    quantize(open_checkpoint(fine_tune), tmp_path / "b", QuantizeOptions())
+    load_bundle(tmp_path / "a")
+    shard = "model-00003-of-00007.safetensors"
+    shutil.copy(tmp_path / "b" / shard, tmp_path / "a" / shard)
+    with pytest.raises(G4Error, match=rf"a/{shard} belongs to another bundle than the g4\.json"):
+        load_bundle(tmp_path / "a")

@@ -12,7 +12,7 @@ from g4tool.checkpoint.lazy import Checkpoint
 from g4tool.checkpoint.reader import open_checkpoint
 from g4tool.checkpoint.tensorfile import SafetensorsFile
 from g4tool.errors import UsageError
-from g4tool.quantize.options import QuantizeOptions, Rule
+from g4tool.quantize.options import QuantizeOptions, Rule, is_qat_source
 from g4tool.quantize.policy import TensorPlan, plan, unmatched_rules
 
 Tiny = Callable[[str], Path]
@@ -21,7 +21,8 @@ Tiny = Callable[[str], Path]
 def plans_of(
     checkpoint: Checkpoint, source: str | None = None, **options: object
 ) -> dict[str, TensorPlan]:
-    made = plan(checkpoint, QuantizeOptions(**options), (source,) if source else ())  # type: ignore[arg-type]
+    qat = source is not None and is_qat_source(source)
+    made = plan(checkpoint, QuantizeOptions(**options), qat)  # type: ignore[arg-type]
     return {item.name: item for item in made}
 
 

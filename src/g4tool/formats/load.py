@@ -12,7 +12,7 @@ from g4tool.checkpoint.folder import CONFIG, open_files, read_json
 from g4tool.checkpoint.inventory import text_tensors
 from g4tool.checkpoint.tensorfile import SafetensorsFile
 from g4tool.errors import G4Error
-from g4tool.formats.bundle import is_bundle, read_bundle
+from g4tool.formats.bundle import check_shards, is_bundle, read_bundle
 from g4tool.formats.torchao import Quantized, Stored, part_specs, read_layout
 from g4tool.kernels.int4 import Int4ExpertLinear, Int4Linear
 from g4tool.kernels.int8 import Int8Embedding, Int8ExpertLinear, Int8Linear
@@ -46,14 +46,15 @@ def load_bundle(
 
     `dtype` is that of activations and of every weight that is not quantized. The model is built on
     the meta device and filled tensor by tensor. Raises G4Error for a folder without g4.json or of
-    another convention, a weight that is missing, left over or of a wrong shape, and a form of
-    quantization that g4 does not run.
+    another convention, a file of another bundle, a weight that is missing, left over or of a wrong
+    shape, and a form of quantization that g4 does not run.
     """
     folder = Path(folder)
-    read_bundle(folder)
+    facts = read_bundle(folder)
     config = parse_text_config(read_json(folder / CONFIG), str(folder / CONFIG))
     files = open_files(folder)
     try:
+        check_shards(files, facts)
         places = _places(folder, config, files)
         with torch.device("meta"):
             model = TextModel(config)

@@ -12,6 +12,11 @@ from g4tool.errors import G4Error
 from g4tool.quantize.options import QuantizeOptions
 from g4tool.quantize.policy import EMBEDDING, HEAD, TABLE
 
+# No weights that a scale can span reach it, whatever their distribution: rounding a group of 128 to
+# nearest costs at most half a step each, sqrt(128 / 450) = 0.53 where two opposite outliers set the
+# step, sqrt(0.65 / 1.65) = 0.63 with the zero at code 8.
+_WORST_ERROR = 0.65
+
 _LAYER = re.compile(r"layers\.(\d+)\.")
 
 
@@ -73,6 +78,22 @@ def to_json(accounts: Iterable[TensorAccount]) -> list[dict[str, Any]]:
 def from_json(values: Iterable[dict[str, Any]]) -> list[TensorAccount]:
     """The inverse of `to_json`."""
     return [TensorAccount(**{**value, "shape": tuple(value["shape"])}) for value in values]
+
+
+def check_error(account: TensorAccount) -> None:
+    """Raise G4Error for an error that no rounding explains: a scale could not hold the values."""
+    # "not below" instead of "above": an error that is no number is the worst.
+    if not account.rel_error <= _WORST_ERROR:
+        raise G4Error(
+            f"{account.name}: {account.scheme} does not hold its values, which are too small or "
+            f"too large for a bf16 scale (relative error {account.rel_error:.3g}); "
+            f"{keep_instead(account.name)}."
+        )
+
+
+def keep_instead(name: str) -> str:
+    """What to do about a tensor that cannot be quantized, for a message."""
+    return f"give it the scheme keep with a rule that matches '{re.escape(name)}'"
 
 
 def check_account(

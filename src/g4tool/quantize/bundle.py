@@ -9,7 +9,7 @@ from typing import Any
 
 from g4tool.checkpoint.folder import CONFIG, side_files
 from g4tool.checkpoint.lazy import Checkpoint
-from g4tool.formats.bundle import BUNDLE, CONVENTION
+from g4tool.formats.bundle import BUNDLE, CONVENTION, FINGERPRINT
 from g4tool.quantize.account import TensorAccount, bits_per_weight, to_json
 from g4tool.quantize.driver import Unit, unit_layout
 from g4tool.quantize.options import QuantizeOptions
@@ -67,14 +67,17 @@ def lineage(
     source: Mapping[str, Any],
     recipe: Mapping[str, Any],
     versions: Mapping[str, str],
+    fingerprint: str | None = None,
 ) -> dict[str, Any]:
     """g4.json: what the codes mean, what the bundle was made from and how, and every tensor.
 
-    `source` (model, revision, hashes of its files), `recipe` and `versions` are the caller's.
+    `source` (model, revision, hashes of its files), `recipe` and `versions` are the caller's;
+    `fingerprint` is the one its shards were written with.
     """
     accounts = list(accounts)
     return {
         **CONVENTION,
+        **({} if fingerprint is None else {FINGERPRINT: fingerprint}),
         "source": dict(source),
         "recipe": dict(recipe),
         "versions": dict(sorted(versions.items())),

@@ -17,9 +17,10 @@ from g4tool.checkpoint.lazy import Checkpoint
 from g4tool.checkpoint.tensorfile import row_blocks
 from g4tool.checkpoint.writer import SINGLE, Spec, TensorFileWriter
 from g4tool.errors import G4Error
+from g4tool.formats.bundle import FINGERPRINT
 from g4tool.formats.torchao import Kind, Stored, part_names, shard_layout
 from g4tool.progress import Progress, Report, silent
-from g4tool.quantize.account import TensorAccount
+from g4tool.quantize.account import TensorAccount, check_error, keep_instead
 from g4tool.quantize.grid import is_grid
 from g4tool.quantize.policy import TensorPlan
 from g4tool.quantize.solvers import Packed, Workers, relative_error, workers
@@ -27,6 +28,8 @@ from g4tool.quantize.solvers import Packed, Workers, relative_error, workers
 _LAYER = re.compile(r"layers\.(\d+)\.")
 # Source bytes read at once; a 2-D weight is never whole in memory, of 3-D ones an expert is.
 _READ_BYTES = 1 << 26
+# Up to it the largest bf16 scale spans the weights from its negative to itself in every scheme.
+_LARGEST = 2.0**126
 
 
 @dataclass(frozen=True)
@@ -64,19 +67,25 @@ def quantize_unit(
     path: Path,
     device: torch.device | str = "cpu",
     report: Report = silent,
+    fingerprint: str | None = None,
 ) -> list[TensorAccount]:
     """Quantize the unit's tensors and write them as the file `path`, whole or not at all.
 
-    Raises G4Error, naming file and tensor, for NaN or infinity.
+    `fingerprint`, that of the bundle, goes into the file's header. Raises G4Error, naming file and
+    tensor, for NaN or infinity, and for a weight that its scheme cannot hold.
     """
     specs, metadata = unit_layout(unit)
+    if fingerprint is not None:
+        metadata = {**metadata, FINGERPRINT: fingerprint}
     total = sum(checkpoint.info(item.source).nbytes for item in unit.tensors)
     accounts: list[TensorAccount] = []
     done = 0
     with workers(device) as crew, TensorFileWriter(path, specs, metadata) as writer:
         for item in unit.tensors:
             report(Progress("quantize", done, total, "bytes", item.name))
-            accounts.append(_quantize_tensor(checkpoint, item, specs, writer, crew))
+            account = _quantize_tensor(checkpoint, item, specs, writer, crew)
+            check_error(account)
+            accounts.append(account)
             done += checkpoint.info(item.source).nbytes
         report(Progress("quantize", done, total, "bytes", unit.label))
     return accounts
@@ -187,14 +196,23 @@ def _read(checkpoint: Checkpoint, item: TensorPlan, start: int, stop: int) -> Te
     values = checkpoint.read(item.source, start, stop)
     # The towers hold bounds that may be infinite on purpose; they are carried as they are.
     if values.numel() and values.is_floating_point() and item.source not in checkpoint.extras:
-        low, high = torch.aminmax(values)
-        if not (low.isfinite() and high.isfinite()):
+        fault = _fault(item, values)
+        if fault is not None:
             file, key = checkpoint.pieces(item.source)[0]
-            raise G4Error(
-                f"{checkpoint.folder / file}: {key} has NaN or infinity in rows {start} to "
-                f"{stop - 1}; the checkpoint is damaged."
-            )
+            where = f"{checkpoint.folder / file}: {key}, rows {start} to {stop - 1}"
+            raise G4Error(f"{where}, has {fault}.")
     return values
+
+
+def _fault(item: TensorPlan, values: Tensor) -> str | None:
+    """What makes the values useless for the plan, and what to do, or None."""
+    low, high = (bound.item() for bound in torch.aminmax(values))
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return "NaN or infinity; the checkpoint is damaged"
+    if item.scheme != "keep" and max(-low, high) > _LARGEST:
+        advice = keep_instead(item.name)
+        return f"values beyond {_LARGEST:.2g}, too large for {item.scheme}; {advice}"
+    return None
 
 
 def _kind(item: TensorPlan) -> Kind:

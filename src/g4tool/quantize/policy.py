@@ -3,6 +3,10 @@
 Every tensor of a checkpoint gets one plan. Three kinds are protected whatever the rules say:
 vectors and scalars, the router (an error in it picks other experts), and the towers; embeddings
 may be kept or 8 bit, never 4 bit. The rules decide on the rest, then the options' scheme.
+
+A matrix whose columns the group does not divide gets the largest smaller group that does, or 8 bit
+by row where none does. A tied head is the embedding; asked for with a scheme of its own it becomes
+a tensor more, made from the embedding, and the bundle's config.json is untied.
 """
 
 import re
