@@ -1,3 +1,5 @@
+import hashlib
+import json
 import os
 import time
 from pathlib import Path
@@ -94,15 +96,85 @@ def test_verify_reads_files_outside_too(store: Store, given: Path) -> None:
     assert store.plan(Pointer(Source(given))).identity != made.identity
 
 
-def test_prune_takes_leftovers_only_unless_told(store: Store, chain: tuple[str, str]) -> None:
+def test_prune_keeps_what_an_interrupted_run_goes_on_with(
+    store: Store, chain: tuple[str, str]
+) -> None:
     left = partial(store)
+    empty = store.home / "artifacts" / "broken" / ("0" * 64 + ".partial")
+    empty.mkdir()
+    assert [p.entry.path for p in cache.prune(store)] == [empty]
+    found = {entry.identity: entry for entry in cache.entries(store)}
+    assert (found[left].state, found[left].files) == ("partial", 2)
+    assert found[left].size > 2 * SIZE
     for dry in (True, False):
-        (pruned,) = cache.prune(store, dry_run=dry)
+        (pruned,) = cache.prune(store, partial=True, dry_run=dry)
         assert (pruned.entry.identity, pruned.reason) == (left, "left by an unfinished run")
         assert pruned.removed is not dry
         assert pruned.entry.path.exists() is dry
     assert cache.prune(store) == []
     assert {entry.identity for entry in cache.entries(store)} == set(chain)
+    partial(store)
+    assert [p.entry.identity for p in cache.prune(store, roots=chain)] == [left]
+    partial(store)
+    assert [p.removed for p in cache.remove(store, [left])] == [True]
+
+
+@pytest.mark.parametrize("days", [-1.0, float("nan"), float("inf"), -float("inf")])
+def test_an_age_that_is_none_removes_nothing(
+    store: Store, chain: tuple[str, str], days: float
+) -> None:
+    with pytest.raises(UsageError, match="give a number of days from 0 on"):
+        cache.prune(store, older_than_days=days)
+    assert {entry.identity for entry in cache.entries(store)} == set(chain)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("inputs", "abc"),
+        ("inputs", [1]),
+        ("inputs", [{"identity": "x"}]),
+        ("external", []),
+        ("external", {"a": {"size": 1}}),
+        ("files", {"a": {"size": 1, "sha256": "x", "more": 1}}),
+        ("files", {"a": {"size": "1", "sha256": "x"}}),
+        ("facts", None),
+        ("parameters", "x"),
+        ("version", "1"),
+        (None, [1]),
+    ],
+)
+def test_a_damaged_manifest_is_listed_and_told(
+    store: Store, chain: tuple[str, str], key: str | None, value: object
+) -> None:
+    _, high = chain
+    path = store.home / "artifacts" / "high" / high / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, key: value} if key else value))
+    states = {entry.stage: entry.state for entry in cache.entries(store)}
+    assert states == {"low": "complete", "high": "damaged"}
+    entry, artifact = cache.show(store, high)
+    assert (entry.identity, artifact) == (high, None)
+    (checked,) = cache.verify(store, high)
+    assert "manifest.json is no readable manifest" in checked.problems[0]
+
+
+def test_verify_compares_manifests_with_each_other(store: Store, given: Path) -> None:
+    made = store.ensure(Pointer(Source(given)))
+    path = made.path / "manifest.json"
+    manifest = json.loads(path.read_text())
+    changed = hashlib.sha256(b"FIRST").hexdigest()
+    (given / "a.txt").write_bytes(b"FIRST")
+    manifest["external"]["a.txt"]["sha256"] = changed
+    path.write_text(json.dumps(manifest))
+    assert cache.verify(store)[0].problems == ("a.txt has another hash in what it was made from",)
+    manifest["inputs"][0]["files"]["a.txt"]["sha256"] = changed
+    path.write_text(json.dumps(manifest))
+    (problem,) = cache.verify(store)[0].problems
+    assert problem.startswith("its manifest's hashes do not give its source")
+    manifest["parameters"] = {"more": 1}
+    path.write_text(json.dumps(manifest))
+    assert "its manifest does not give its identity" in cache.verify(store)[0].problems
 
 
 def test_prune_keeps_what_the_roots_were_made_from(store: Store, chain: tuple[str, str]) -> None:

@@ -2,6 +2,7 @@ import hashlib
 import os
 import sqlite3
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -98,6 +99,52 @@ def test_a_damaged_memory_is_begun_anew(memory: FileHashes, tmp_path: Path) -> N
     path.write_bytes(b"one")
     assert memory.of(path).sha256 == hashlib.sha256(b"one").hexdigest()
     assert memory.of(path).sha256 == hashlib.sha256(b"one").hexdigest()
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "CREATE TABLE files (name TEXT)",
+        "CREATE TABLE files (device INTEGER, inode INTEGER, size INTEGER, mtime INTEGER, ctime)",
+        "CREATE VIEW files AS SELECT 1 AS sha256",
+    ],
+)
+def test_a_memory_with_another_table_is_begun_anew(
+    memory: FileHashes, reads: list[str], tmp_path: Path, table: str
+) -> None:
+    with closing(sqlite3.connect(memory.path)) as db, db:
+        db.execute(table)
+    path = tmp_path / "f"
+    path.write_bytes(b"one")
+    for _ in range(3):
+        assert memory.of(path).sha256 == hashlib.sha256(b"one").hexdigest()
+    assert reads == ["f"]
+
+
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY])
+def test_what_cannot_be_remembered_is_read_again(
+    memory: FileHashes, reads: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(b"one")
+    memory.of(path)
+
+    def refuse(*_: object, **__: object) -> None:
+        error = sqlite3.OperationalError("refused")
+        error.sqlite_errorcode = code
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite3, "connect", refuse)
+        assert memory.of(path).sha256 == hashlib.sha256(b"one").hexdigest()
+    memory.of(path)
+    assert reads == ["f", "f"], "and what was remembered before is still there"
+
+
+def test_a_folder_in_the_place_of_the_memory(memory: FileHashes, tmp_path: Path) -> None:
+    memory.path.mkdir()
+    (tmp_path / "f").write_bytes(b"one")
+    assert memory.of(tmp_path / "f").sha256 == hashlib.sha256(b"one").hexdigest()
 
 
 def test_a_file_that_changes_while_it_is_read_is_an_error(

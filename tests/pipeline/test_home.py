@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from g4tool.errors import G4Error
+from g4tool.errors import G4Error, UsageError
 from g4tool.pipeline.home import default_home, open_home
 
 
@@ -43,14 +43,25 @@ def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None
         open_home(tmp_path / "file" / "home")
 
 
-def test_a_read_only_folder_is_one_clear_error(
+def test_a_read_only_folder_is_one_clear_error_unless_it_is_a_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    open_home(tmp_path)
+    open_home(tmp_path / "store")
     # Permission bits do not stop root, who may be running this.
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(G4Error, match=r"cannot be written \(.*\): give another folder with --home"):
-        open_home(tmp_path)
+        open_home(tmp_path / "new")
+    assert open_home(tmp_path / "store") == tmp_path / "store"
+
+
+def test_what_can_be_no_path_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="there is no home folder for ~no-such-user-here"):
+        open_home(Path("~no-such-user-here/x"))
+    with pytest.raises(UsageError, match=r"^/xxxxx.*\.\.\. cannot be a path: it is too long"):
+        open_home(Path("/" + "x" * 5000))
+    monkeypatch.setenv("G4_HOME", "~no-such-user-here/x")
+    with pytest.raises(UsageError, match="there is no home folder for ~no-such-user-here"):
+        default_home()
 
 
 def test_the_room_is_importable_without_torch() -> None:

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from g4tool.errors import G4Error, UsageError
+from g4tool.pipeline import manifest, source
 from g4tool.pipeline import place as room
 from g4tool.pipeline.artifact import Artifact, Source
-from g4tool.pipeline.place import place
+from g4tool.pipeline.place import check_target, place
 from g4tool.pipeline.store import Store
 
 from .helpers import Copies, Pointer, tree
@@ -101,7 +102,48 @@ def test_files_outside_come_along_if_asked(store: Store, given: Path, tmp_path: 
     place(made, tmp_path / "with")
     assert (tmp_path / "with" / "sub" / "b.txt").read_bytes() == b"second"
     place(made, tmp_path / "without", external=False)
-    assert sorted(tree(tmp_path / "without")) == ["index.txt", "manifest.json"]
+    assert sorted(tree(tmp_path / "without")) == ["index.txt", "manifest.json", "where.json"]
+    assert manifest.load(tmp_path / "without").locate("sub/b.txt") == given / "sub" / "b.txt"
+
+
+def test_a_source_has_no_manifest_to_place(store: Store, given: Path, tmp_path: Path) -> None:
+    artifact = source.resolve(Source(given), store.hashes)
+    assert place(artifact, tmp_path / "out")
+    assert tree(tmp_path / "out") == {"a.txt": b"first", "sub/b.txt": b"second"}
+    assert not place(artifact, tmp_path / "out")
+
+
+@pytest.mark.parametrize("where", ["file/out", "file/a/b/out", "/proc/nowhere/out", "loop/out"])
+def test_where_no_folder_can_be_is_one_clear_error(
+    made: Artifact, tmp_path: Path, where: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(G4Error, match=r"out cannot be written \("):
+        place(made, tmp_path / where)
+
+
+def test_a_target_is_refused_before_the_work(made: Artifact, store: Store, tmp_path: Path) -> None:
+    def refused(folder: Path) -> str:
+        with pytest.raises(UsageError) as error:
+            check_target(folder, made.identity, store.home)
+        return str(error.value)
+
+    (tmp_path / "file").write_text("")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("")
+    (tmp_path / "link").symlink_to(store.home)
+    assert "is a file: give a folder" in refused(tmp_path / "file")
+    assert "already holds other files" in refused(tmp_path / "full")
+    assert "is inside the store" in refused(store.home / "artifacts" / "mine")
+    assert "is inside the store" in refused(tmp_path / "link" / "mine")
+    assert "there is no home folder for ~nosuchuser" in refused(Path("~nosuchuser/x"))
+    assert "cannot be a path: it is too long" in refused(tmp_path / ("x" * 300))
+    check_target(tmp_path / "new" / "folder", made.identity, store.home)
+    place(made, tmp_path / "out")
+    check_target(tmp_path / "out", made.identity, store.home)
+    with pytest.raises(UsageError, match="already holds other files"):
+        check_target(tmp_path / "out", "another identity", store.home)
 
 
 def test_what_a_killed_copy_left_is_removed(made: Artifact, tmp_path: Path) -> None:

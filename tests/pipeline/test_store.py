@@ -4,12 +4,16 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from g4tool.errors import G4Error
+from g4tool.pipeline import cache, journal
+from g4tool.pipeline import hashes as hashes_room
 from g4tool.pipeline.artifact import Artifact, Decision, Source
 from g4tool.pipeline.store import Store
+from g4tool.pipeline.work import Work
 
 from .helpers import SIZE, Copies, Pointer, tree
 
@@ -186,9 +190,121 @@ class Meddling(Copies):
 
 
 def test_a_source_that_changes_during_the_run_makes_nothing(store: Store, given: Path) -> None:
-    with pytest.raises(G4Error, match="a source file of copies changed while it was read"):
+    with pytest.raises(G4Error, match=r"given/a\.txt changed while copies was being made from it"):
         store.ensure(Meddling(inputs=(Source(given),)))
     assert all(p.name.endswith(".partial") for p in (store.home / "artifacts/copies").iterdir())
+
+
+class Reading(Copies):
+    """Each file holds what the input's a.txt held; before the second one, `meddle` is called."""
+
+    meddle: Any = None
+
+    def run(self, work: Work) -> None:
+        self.given = work.inputs[0].locate("a.txt")
+        super().run(work)
+
+    def unit(self, path: Path, number: int) -> dict[str, int]:
+        if self.log:
+            with self.log.open("a") as log:
+                log.write(f"{path.name}\n")
+        if number == 1 and self.meddle:
+            self.meddle()
+        path.write_bytes(self.given.read_bytes())
+        return {"number": number}
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("referred", [False, True])
+def test_a_source_changed_and_restored_leaves_nothing_wrong_to_resume(
+    store: Store,
+    given: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dies: bool,
+    referred: bool,
+) -> None:
+    """What was made of other bytes is not gone on with, though the process dies before the end."""
+    source = Source(given, ("a.txt",))
+    inputs = (Pointer(source) if referred else source,)
+    stage = Reading(inputs=inputs, log=tmp_path / "log")
+    stage.meddle = lambda: (given / "a.txt").write_bytes(b"FIRST")
+    append = journal.append
+
+    def append_and_die(folder: Path, entry: journal.Entry) -> None:
+        append(folder, entry)
+        if dies and entry.file == "unit-1.bin":
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "append", append_and_die)
+        with pytest.raises((Killed, G4Error)):
+            store.ensure(stage)
+    (given / "a.txt").write_bytes(b"first")
+    stage.meddle = None
+    made = store.ensure(stage)
+    assert {(made.path / name).read_bytes() for name in made.files} == {b"first"}
+    assert stage.made().count("unit-0.bin") == 1, "what was whole before the change is kept"
+
+
+def test_a_run_that_cannot_be_trusted_is_thrown_away(store: Store) -> None:
+    stage = Copies()
+
+    class Shifting(Copies):
+        def run(self, work: Work) -> None:
+            super().run(work)
+            self.seed = 9  # what shapes the bytes, with every input still the same
+
+    with pytest.raises(G4Error, match="what copies is made from changed meanwhile"):
+        store.ensure(Shifting())
+    assert store.plan(stage).action == "make"
+
+
+def test_a_file_of_an_input_damaged_in_the_store_goes_no_further(store: Store) -> None:
+    low = Copies(name="low")
+    made = store.ensure(low)
+    path = made.path / "unit-1.bin"
+    right = path.read_bytes()
+    path.write_bytes(bytes(len(right)))
+    assert store.plan(low).reason == "made again: its file unit-1.bin has changed"
+    store.ensure(Copies(name="high", inputs=(low,)))
+    assert path.read_bytes() == right
+
+
+def test_a_second_plan_reads_no_file_of_the_store(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.ensure(Copies())
+    monkeypatch.setattr(hashes_room, "_read", lambda *_: pytest.fail("a file was read again"))
+    assert store.plan(Copies()).action == "reuse"
+
+
+def test_a_read_only_store_gives_what_it_has(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = store.ensure(Copies())
+    (store.home / "locks").rename(tmp_path / "locks")
+    (store.home / "locks").write_text("so that a lock would fail")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr(store, "writable", False)
+    assert store.ensure(Copies()) == made
+    with store.using(made):
+        pass
+    assert [entry.state for entry in cache.entries(store)] == ["complete"]
+
+
+def test_a_folder_where_a_lock_should_be_is_one_clear_error(store: Store) -> None:
+    made = store.ensure(Copies())
+    store.lock(made.identity).unlink(missing_ok=True)
+    store.lock(made.identity).mkdir()
+    with pytest.raises(G4Error, match=r"the lock .* cannot be used \(Is a directory\)"):
+        store.using(made).__enter__()
+    with pytest.raises(G4Error, match=r"the lock .* cannot be used"):
+        cache.entries(store)
 
 
 def test_using_what_is_gone_is_an_error(store: Store) -> None:

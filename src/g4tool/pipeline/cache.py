@@ -1,5 +1,6 @@
 """Looking after the store: what is in it, is it still what it was, and what can go."""
 
+import math
 import os
 import shutil
 import time
@@ -10,12 +11,13 @@ from pathlib import Path
 from typing import Literal
 
 from g4tool.errors import G4Error, UsageError
-from g4tool.pipeline import locks, manifest
+from g4tool.pipeline import journal, locks, manifest
 from g4tool.pipeline.artifact import Artifact
+from g4tool.pipeline.fingerprint import Json, source_identity, stage_identity
 from g4tool.pipeline.store import PARTIAL, Store
 from g4tool.progress import Report, silent
 
-State = Literal["complete", "partial", "in use"]
+State = Literal["complete", "partial", "damaged", "in use"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,8 @@ class Entry:
     """One artifact of the store, finished or not.
 
     `size` in bytes, of what lies in the store; `made` in seconds since the epoch; `inputs` and
-    `used_by` are identities of artifacts. "in use": being made or read by a process right now.
+    `used_by` are identities of artifacts. "in use": being made or read by a process right now;
+    "damaged": without a readable manifest. `files` counts what an unfinished one has finished.
     """
 
     stage: str
@@ -34,6 +37,12 @@ class Entry:
     path: Path
     inputs: tuple[str, ...] = ()
     used_by: tuple[str, ...] = ()
+    files: int | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has an artifact's name: all its files were written."""
+        return not self.path.name.endswith(PARTIAL)
 
 
 @dataclass(frozen=True)
@@ -80,13 +89,16 @@ def find(store: Store, prefix: str) -> Entry:
         raise UsageError(
             f"{len(identities)} artifacts begin with {prefix!r} ({named}): give more digits."
         )
-    return min(matching, key=lambda entry: entry.path.name.endswith(PARTIAL))
+    return max(matching, key=lambda entry: entry.finished)
 
 
 def show(store: Store, prefix: str) -> tuple[Entry, Artifact | None]:
-    """An artifact and its manifest's contents; None for one that is not finished."""
+    """An artifact and its manifest's contents; None for one that is not finished or damaged."""
     entry = find(store, prefix)
-    return entry, None if entry.path.name.endswith(PARTIAL) else manifest.load(entry.path)
+    try:
+        return entry, manifest.load(entry.path) if entry.finished else None
+    except G4Error:
+        return entry, None
 
 
 def verify(store: Store, prefix: str | None = None, report: Report = silent) -> list[Checked]:
@@ -96,9 +108,7 @@ def verify(store: Store, prefix: str | None = None, report: Report = silent) -> 
     """
     chosen = entries(store) if prefix is None else [find(store, prefix)]
     return [
-        Checked(entry, tuple(_problems(store, entry, report)))
-        for entry in chosen
-        if not entry.path.name.endswith(PARTIAL)
+        Checked(entry, tuple(_problems(store, entry, report))) for entry in chosen if entry.finished
     ]
 
 
@@ -107,17 +117,21 @@ def prune(
     roots: Iterable[str] | None = None,
     older_than_days: float | None = None,
     everything: bool = False,
+    partial: bool = False,
     dry_run: bool = False,
 ) -> list[Pruned]:
-    """Remove what unfinished runs left, and as asked: what `roots` do not need, what is old, all.
+    """Remove what nobody can use, and as asked: what `roots` do not need, what is old, all.
 
-    `roots` are identities; what they were made from is kept with them. Without any of the three
-    options finished artifacts stay. Never removes what a process is making or reading.
+    `roots` are identities; what they were made from is kept with them. `partial`: also what
+    unfinished runs would go on with. Without an option only leftovers without a finished file go.
+    Never removes what a process is making or reading. Raises UsageError for an age that is none.
     """
+    if older_than_days is not None and not 0 <= older_than_days < math.inf:
+        raise UsageError(f"an age of {older_than_days} days: give a number of days from 0 on.")
     found = entries(store)
     kept = None if roots is None else _reachable(found, roots)
     oldest = None if older_than_days is None else time.time() - older_than_days * 86400
-    reasons = ((entry, _reason(entry, kept, oldest, everything)) for entry in found)
+    reasons = ((entry, _reason(entry, kept, oldest, everything, partial)) for entry in found)
     pruned = [_take(store, entry, reason, dry_run) for entry, reason in reasons if reason]
     if not dry_run:
         for leftover in (store.home / "trash").iterdir():
@@ -144,9 +158,9 @@ def _take(store: Store, entry: Entry, reason: str, dry_run: bool) -> Pruned:
 
 
 def _reason(
-    entry: Entry, kept: set[str] | None, oldest: float | None, everything: bool
+    entry: Entry, kept: set[str] | None, oldest: float | None, everything: bool, partial: bool
 ) -> str | None:
-    if entry.path.name.endswith(PARTIAL):
+    if not entry.finished and (partial or not entry.files):
         return "left by an unfinished run"
     if everything:
         return "everything was asked for"
@@ -158,7 +172,7 @@ def _reason(
 
 
 def _reachable(found: list[Entry], roots: Iterable[str]) -> set[str]:
-    inputs = {e.identity: e.inputs for e in found if not e.path.name.endswith(PARTIAL)}
+    inputs = {entry.identity: entry.inputs for entry in found if entry.finished}
     reached: set[str] = set()
     waiting = list(roots)
     while waiting:
@@ -175,7 +189,10 @@ def _remove(store: Store, entry: Entry) -> bool:
             return False
         if _is_used(store, entry.identity) or not entry.path.exists():
             return False
-        store.discard(entry.path)
+        try:
+            store.discard(entry.path)
+        except OSError as error:
+            raise G4Error(f"{entry.path} cannot be removed ({error.strerror or error}).") from error
     return True
 
 
@@ -186,16 +203,18 @@ def _folders(store: Store) -> Iterator[Path]:
 
 
 def _entry(store: Store, path: Path) -> Entry:
-    partial = path.name.endswith(PARTIAL)
     identity = path.name.removesuffix(PARTIAL)
     inputs: tuple[str, ...] = ()
-    if not partial:
+    state: State = "complete"
+    files = None
+    if path.name.endswith(PARTIAL):
+        state, files = "partial", journal.done(path)
+    else:
         try:
             given = manifest.load(path).manifest["inputs"]
             inputs = tuple(each["identity"] for each in given if each["stage"] != "source")
         except G4Error:
-            pass  # listed all the same; `verify` says what is wrong with it
-    state: State = "partial" if partial else "complete"
+            state = "damaged"  # `verify` says what is wrong with it
     if _is_busy(store, identity):
         state = "in use"
     sizes = [
@@ -203,10 +222,13 @@ def _entry(store: Store, path: Path) -> Entry:
         for folder, _, names in os.walk(path)
         for name in names
     ]
-    return Entry(path.parent.name, identity, state, sum(sizes), path.stat().st_mtime, path, inputs)
+    made = path.stat().st_mtime
+    return Entry(path.parent.name, identity, state, sum(sizes), made, path, inputs, (), files)
 
 
 def _is_busy(store: Store, identity: str) -> bool:
+    if not store.writable:
+        return False  # nobody can take a lock there
     lock = store.lock(identity)
     if lock.exists():
         with locks.try_hold(lock) as free:
@@ -231,6 +253,7 @@ def _problems(store: Store, entry: Entry, report: Report) -> Iterator[str]:
         return
     if artifact.identity != entry.identity:
         yield f"its manifest names the identity {artifact.identity[:12]}"
+    yield from _contradictions(store, artifact)
     wanted = {name: (entry.path / name, record) for name, record in artifact.files.items()}
     for name, path in artifact.external.items():
         wanted[name] = (path, manifest.FileRecord(**artifact.manifest["external"][name]))
@@ -245,3 +268,33 @@ def _problems(store: Store, entry: Entry, report: Report) -> Iterator[str]:
             name = (Path(folder) / file).relative_to(entry.path).as_posix()
             if name not in known:
                 yield f"{name} does not belong to it"
+
+
+def _contradictions(store: Store, artifact: Artifact) -> Iterator[str]:
+    """Where the manifest is at odds with itself or with the manifests of what it was made from."""
+    about = artifact.manifest
+    inputs = [given["identity"] for given in about["inputs"]]
+    known: list[dict[str, Json]] = []
+    shaping = (about["stage"], about["version"], about["parameters"], about["environment"])
+    if stage_identity(*shaping, inputs) != artifact.identity:
+        yield "its manifest does not give its identity"
+    for given in about["inputs"]:
+        if given["stage"] == "source":
+            known.append(given.get("files", {}))
+            hashes = {name: record["sha256"] for name, record in known[-1].items()}
+            if source_identity(hashes) != given["identity"]:
+                yield f"its manifest's hashes do not give its source {given['identity'][:12]}"
+        else:
+            known.append(_records(store, given["stage"], given["identity"]))
+    for name, record in about["external"].items():
+        said = [records[name] for records in known if name in records]
+        if said and record not in said:
+            yield f"{name} has another hash in what it was made from"
+
+
+def _records(store: Store, stage: str, identity: str) -> dict[str, Json]:
+    try:
+        about = manifest.load(store.folder(stage, identity)).manifest
+    except (G4Error, ValueError):
+        return {}  # gone, or reported under its own name
+    return {**about["files"], **about["external"]}

@@ -20,7 +20,19 @@ SETTLED_NS = 2_000_000_000
 """How long a file must have been at rest before its hash is remembered: the coarsest clock of a
 file system in use (FAT) ticks every 2 s, and a second write within one tick leaves no trace."""
 
+StatKey = tuple[int, int, int, int, int]
+"""Device, inode, size, mtime and ctime in nanoseconds."""
+
 _BLOCK = 1 << 22
+_REFUSED = {
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+}
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS files (device INTEGER, inode INTEGER, size INTEGER, mtime INTEGER,"
     " ctime INTEGER, sha256 TEXT NOT NULL, PRIMARY KEY (device, inode))"
@@ -48,7 +60,7 @@ class FileHashes:
             after = path.stat()
         except OSError as error:
             raise G4Error(f"{path} cannot be read ({error.strerror or error}).") from error
-        if _key(before) != _key(after):
+        if stat_key(before) != stat_key(after):
             raise G4Error(
                 f"{path} changed while it was read: wait until it is finished, run again."
             )
@@ -56,16 +68,20 @@ class FileHashes:
             self._remember(after, sha256)
         return FileRecord(after.st_size, sha256)
 
+    def keep(self, path: Path, sha256: str) -> None:
+        """Remember the hash of a file of the store's own, which nobody writes a second time."""
+        self._remember(path.stat(), sha256)
+
     def _recall(self, stat: os.stat_result) -> str | None:
         query = (
             "SELECT sha256 FROM files WHERE device=? AND inode=? AND size=? AND mtime=? AND ctime=?"
         )
-        row = self._run(lambda db: db.execute(query, _key(stat)).fetchone())
+        row = self._run(lambda db: db.execute(query, stat_key(stat)).fetchone())
         return row[0] if row else None
 
     def _remember(self, stat: os.stat_result, sha256: str) -> None:
         insert = "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?)"
-        self._run(lambda db: db.execute(insert, (*_key(stat), sha256)).fetchone())
+        self._run(lambda db: db.execute(insert, (*stat_key(stat), sha256)).fetchone())
 
     def _run(
         self, work: Callable[[sqlite3.Connection], tuple[str] | None], again: bool = True
@@ -74,17 +90,20 @@ class FileHashes:
             with closing(sqlite3.connect(self.path, timeout=60)) as db, db:
                 db.execute(_TABLE)
                 return work(db)
-        except sqlite3.OperationalError as error:
-            raise G4Error(f"the memory of file hashes {self.path} failed: {error}.") from error
         except sqlite3.DatabaseError as error:
-            # Damaged. It only saves time, so it is begun anew.
-            if not again:
-                raise G4Error(f"the memory of file hashes {self.path} failed: {error}.") from error
-            self.path.unlink(missing_ok=True)
+            # It only saves time: what cannot be kept (a full disk, no permission) is done without,
+            # and what is damaged or has another table is begun anew.
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _REFUSED or not again:
+                return None
+            try:
+                self.path.unlink(missing_ok=True)
+            except OSError:
+                return None
             return self._run(work, again=False)
 
 
-def _key(stat: os.stat_result) -> tuple[int, int, int, int, int]:
+def stat_key(stat: os.stat_result) -> StatKey:
+    """What the file system says of a file that changes when its content does."""
     # SQLite's integers are signed; some network file systems use all 64 bits of an inode number.
     inode = stat.st_ino - (1 << 64) if stat.st_ino >= 1 << 63 else stat.st_ino
     return stat.st_dev, inode, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns

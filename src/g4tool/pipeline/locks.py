@@ -14,6 +14,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from g4tool.errors import G4Error
 from g4tool.files import write_json
 
 
@@ -52,6 +53,8 @@ def hold(path: Path, waiting: Waiting | None = None) -> Iterator[None]:
         if waiting:
             waiting(holder(path))
         lock.acquire(poll_interval=0.1)
+    except OSError as error:
+        raise unusable(path, error) from error
     note = _note(path)
     try:
         with contextlib.suppress(OSError):  # a full disk must not cost more than this note
@@ -71,6 +74,8 @@ def try_hold(path: Path) -> Iterator[bool]:
     except Timeout:
         yield False
         return
+    except OSError as error:
+        raise unusable(path, error) from error
     try:
         yield True
     finally:
@@ -99,6 +104,14 @@ def process_lives(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def unusable(path: Path, error: OSError) -> G4Error:
+    """The error for a lock that the file system refuses."""
+    return G4Error(
+        f"the lock {path} cannot be used ({error.strerror or error}): remove it if it is no file "
+        "of the store, or give another folder with --home or G4_HOME."
+    )
 
 
 def _me() -> Holder:

@@ -15,7 +15,17 @@ WHERE = "where.json"
 machine to machine and the manifest does not."""
 
 RESERVED = frozenset({NAME, WHERE})
-_KEYS = ("identity", "stage", "version", "parameters", "environment", "inputs", "files", "facts")
+_KEYS = {
+    "identity": str,
+    "stage": str,
+    "version": int,
+    "parameters": dict,
+    "environment": dict,
+    "inputs": list,
+    "files": dict,
+    "external": dict,
+    "facts": dict,
+}
 
 
 def build(
@@ -53,12 +63,40 @@ def load(folder: Path) -> Artifact:
     path = folder / NAME
     try:
         manifest = json.loads(path.read_text())
-        missing = [key for key in _KEYS if key not in manifest]
-        if missing:
-            raise ValueError(f"no {missing[0]!r}")
+        _check(manifest)
         files = {name: FileRecord(**record) for name, record in manifest["files"].items()}
-        where = json.loads((folder / WHERE).read_text()) if manifest.get("external") else {}
-        external = {name: Path(where[name]) for name in manifest.get("external", {})}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        where = json.loads((folder / WHERE).read_text()) if manifest["external"] else {}
+        external = {name: Path(where[name]) for name in manifest["external"]}
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise G4Error(f"{path} is no readable manifest ({error}).") from error
     return Artifact(manifest["identity"], manifest["stage"], folder, manifest, files, external)
+
+
+def _check(manifest: Json) -> None:
+    """Raise ValueError naming what is not as `build` made it."""
+    if not isinstance(manifest, dict):
+        raise ValueError("not a table of keys")
+    for key, kind in _KEYS.items():
+        if key not in manifest:
+            raise ValueError(f"no {key!r}")
+        if not isinstance(manifest[key], kind):
+            raise ValueError(f"{key!r} is not a {kind.__name__}")
+    for key in ("files", "external"):
+        _check_records(key, manifest[key])
+    for number, given in enumerate(manifest["inputs"]):
+        named = isinstance(given, dict) and all(
+            isinstance(given.get(key), str) for key in ("stage", "identity")
+        )
+        if not named:
+            raise ValueError(f"'inputs' {number} names no stage and identity")
+        if "files" in given:
+            _check_records(f"inputs {number}", given["files"])
+
+
+def _check_records(where: str, records: Json) -> None:
+    if not isinstance(records, dict):
+        raise ValueError(f"{where!r} is not a dict")
+    for name, record in records.items():
+        whole = isinstance(record, dict) and set(record) == {"size", "sha256"}
+        if not (whole and isinstance(record["size"], int) and isinstance(record["sha256"], str)):
+            raise ValueError(f"{where!r} has no size and hash for {name}")

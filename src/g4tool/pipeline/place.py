@@ -5,6 +5,7 @@ behind its manifest. Where the file system shares blocks between copies, it cost
 """
 
 import errno
+import json
 import os
 import shutil
 import socket
@@ -14,22 +15,59 @@ from pathlib import Path
 from g4tool.errors import G4Error, UsageError
 from g4tool.files import sha256, sync_folder
 from g4tool.pipeline.artifact import Artifact, FileRecord
+from g4tool.pipeline.home import user_path
 from g4tool.pipeline.locks import process_lives
-from g4tool.pipeline.manifest import NAME
+from g4tool.pipeline.manifest import NAME, WHERE
 from g4tool.progress import Progress, Report, silent
 
 _CANNOT = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
 
 
+def check_target(folder: Path, identity: str | None, home: Path) -> None:
+    """Refuse, before any work, a `folder` that the artifact `identity` cannot be put into.
+
+    Raises UsageError for a file, a folder inside the store `home`, and one that holds anything
+    but this artifact, which it says by its manifest; `place` compares every file. None stands for
+    a source, which has no manifest.
+    """
+    target = _resolve(folder)
+    if target.is_relative_to(home.resolve()):
+        raise UsageError(f"{folder} is inside the store {home}: give another folder.")
+    try:
+        if not target.exists():
+            return
+        if not target.is_dir():
+            raise UsageError(f"{folder} is a file: give a folder.")
+        if identity is None or not os.listdir(target):
+            return
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    try:
+        same = json.loads((target / NAME).read_text())["identity"] == identity
+    except (OSError, ValueError, TypeError, KeyError):
+        same = False
+    if not same:
+        raise UsageError(f"{folder} already holds other files: give an empty or a new folder.")
+
+
 def place(artifact: Artifact, folder: Path, external: bool = True, report: Report = silent) -> bool:
     """Put the artifact's files and its manifest into `folder`, which appears whole or not at all.
 
-    `external`: also copy the files it only refers to. Returns False when exactly these files are
-    there already. Raises UsageError when `folder` holds anything else, G4Error when a file of the
-    artifact is not what its manifest says or the disk is full.
+    `external`: also copy the files it only refers to; else `folder` refers to them as the artifact
+    does. Returns False when exactly these files are there already. Raises UsageError when `folder`
+    holds anything else, G4Error when a file of the artifact is not what its manifest says or
+    `folder` cannot be written.
     """
-    target = folder.expanduser().resolve()
-    wanted = _wanted(artifact, external)
+    target = _resolve(folder)
+    try:
+        return _place(target, _wanted(artifact, external), folder, report)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def _place(
+    target: Path, wanted: dict[str, tuple[Path, FileRecord]], folder: Path, report: Report
+) -> bool:
     if target.exists():
         if not target.is_dir():
             raise UsageError(f"{folder} is a file: give a folder.")
@@ -51,21 +89,32 @@ def place(artifact: Artifact, folder: Path, external: bool = True, report: Repor
         for inside, _, _ in os.walk(part, topdown=False):
             sync_folder(Path(inside))
         part.rename(target)
-    except OSError as error:
-        raise G4Error(f"{folder} cannot be written ({error.strerror or error}).") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
     sync_folder(target.parent)
     return True
 
 
+def _resolve(folder: Path) -> Path:
+    # Path.resolve raises on a loop of symbolic links.
+    return Path(os.path.realpath(user_path(folder)))
+
+
+def _unwritable(folder: Path, error: OSError) -> G4Error:
+    return G4Error(f"{folder} cannot be written ({error.strerror or error}).")
+
+
 def _wanted(artifact: Artifact, external: bool) -> dict[str, tuple[Path, FileRecord]]:
     wanted = {name: (artifact.locate(name), record) for name, record in artifact.files.items()}
+    about = [] if artifact.stage == "source" else [NAME]
     if external:
         for name, path in artifact.external.items():
             wanted[name] = (path, FileRecord(**artifact.manifest["external"][name]))
-    about = artifact.path / NAME
-    wanted[NAME] = (about, FileRecord(about.stat().st_size, sha256(about)))
+    elif artifact.external:
+        about.append(WHERE)
+    for name in about:
+        path = artifact.path / name
+        wanted[name] = (path, FileRecord(path.stat().st_size, sha256(path)))
     return wanted
 
 

@@ -1,6 +1,7 @@
 """The store of artifacts: says what has to be done for a stage, and does it at most once."""
 
 import errno
+import os
 import re
 import shutil
 import tempfile
@@ -16,6 +17,7 @@ from g4tool.pipeline.fingerprint import Json, stage_identity
 from g4tool.pipeline.hashes import FileHashes
 from g4tool.pipeline.home import default_home, open_home
 from g4tool.pipeline.stage import Intact, Stage
+from g4tool.pipeline.watch import watch
 from g4tool.pipeline.work import Work
 from g4tool.progress import Report, silent
 
@@ -28,11 +30,13 @@ PARTIAL = ".partial"
 class Store:
     """Artifacts under one folder (`home`, by default G4_HOME or the user's cache folder).
 
-    Raises G4Error when the folder cannot be written or belongs to a newer version.
+    A finished store on a read-only file system can be read. Raises G4Error when the folder cannot
+    be made or belongs to a newer version.
     """
 
     def __init__(self, home: Path | None = None) -> None:
         self.home = open_home(home or default_home())
+        self.writable = os.access(self.home / "artifacts", os.W_OK)
         self.hashes = FileHashes(self.home / "hashes.sqlite")
 
     def identity(self, item: Stage | Source, report: Report = silent) -> str:
@@ -120,6 +124,9 @@ class Store:
                 for item in stage.inputs
             )
             stack.enter_context(locks.hold(self.lock(decision.identity), on_wait))
+            # The files are looked at before they are hashed once more: what is watched is then
+            # what the identity says.
+            check_inputs = watch(stage.name, inputs)
             # Another process may have finished it, or gone on with it, while this one waited.
             again = self.plan(stage, report)
             if again.identity != decision.identity:
@@ -127,16 +134,23 @@ class Store:
             if on_decision:
                 on_decision(again)
             if again.action != "reuse":
-                self._make(stage, decision.identity, inputs, report)
+                self._check_whole(inputs, report)
+                self._make(stage, decision.identity, inputs, check_inputs, report)
             return manifest.load(folder)
 
     @contextmanager
     def using(self, artifact: Artifact) -> Iterator[None]:
         """Keep `artifact` from being pruned while this lasts. Raises G4Error when it is gone."""
+        if not self.writable:
+            yield  # then nobody prunes it either
+            return
         users = self.home / "locks" / f"{artifact.identity}.users"
         with ExitStack() as stack:
             with locks.hold(self.lock(artifact.identity)):
-                users.mkdir(exist_ok=True)
+                try:
+                    users.mkdir(exist_ok=True)
+                except OSError as error:
+                    raise locks.unusable(users, error) from error
                 number = 0
                 while not stack.enter_context(locks.try_hold(users / f"{number}.lock")):
                     number += 1
@@ -167,17 +181,35 @@ class Store:
         stack.enter_context(self.using(artifact))
         return artifact
 
+    def _check_whole(self, inputs: tuple[Artifact, ...], report: Report) -> None:
+        """Raise G4Error when a file of a stage's input changed since it was ensured."""
+        for given in inputs:
+            # A source has just been hashed for the identity.
+            reason = given.stage != "source" and self._damage(given, report)
+            if reason:
+                raise G4Error(
+                    f"{given.stage} {given.identity[:12]} changed meanwhile ({reason}): run the "
+                    "same command again."
+                )
+
     def _make(
-        self, stage: Stage, identity: str, inputs: tuple[Artifact, ...], report: Report
+        self,
+        stage: Stage,
+        identity: str,
+        inputs: tuple[Artifact, ...],
+        check_inputs: Callable[[], None],
+        report: Report,
     ) -> None:
         folder = self.folder(stage.name, identity)
         partial = folder.with_name(identity + PARTIAL)
         try:
             partial.mkdir(parents=True, exist_ok=True)
-            work = Work(stage.name, partial, inputs, self.hashes, report)
+            work = Work(stage.name, partial, inputs, self.hashes, report, check_inputs)
             stage.run(work)
             work.finish()
             if self.identity(stage, report) != identity:
+                # No input's file was seen to change, so no finished file can be trusted.
+                self.discard(partial)
                 raise _changed(stage)
             wanted = self._wanted(stage, report)
             about = manifest.build(wanted, identity, work.files, work.external, work.facts)
@@ -188,41 +220,54 @@ class Store:
             sync_folder(folder.parent)
             self.discard(partial)
         except OSError as error:
+            if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+                raise G4Error(
+                    f"{stage.name} cannot be made in {self.home} ({error.strerror}: "
+                    f"{error.filename}): give another folder with --home or G4_HOME."
+                ) from error
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             free = shutil.disk_usage(self.home).free
             raise G4Error(
                 f"the disk of {self.home} is full ({free:,} bytes free) while {stage.name} was "
-                "being made: what is finished is kept; make room there (g4 cache prune) and run "
-                "the same command again to go on."
+                "being made: what is finished is kept; make room there (see g4 cache list) and "
+                "run the same command again to go on."
             ) from error
 
     def _clear_leftover(self, identity: str, folder: Path) -> None:
         """Remove the journal of a process that died after the artifact had got its name."""
         partial = folder.with_name(identity + PARTIAL)
-        if partial.exists():
+        if self.writable and partial.exists():
             with locks.try_hold(self.lock(identity)) as free:
                 if free and partial.exists():
                     self.discard(partial)
 
     def _unusable(self, stage: Stage, folder: Path, report: Report) -> str | None:
-        """Why the finished artifact in `folder` cannot be used, as far as a quick look tells."""
+        """Why the finished artifact in `folder` cannot be used, None when it can."""
         try:
             artifact = manifest.load(folder)
         except G4Error as error:
             return str(error).rstrip(".")
+        if reason := self._damage(artifact, report):
+            return reason
+        return stage.intact(artifact) if isinstance(stage, Intact) else None
+
+    def _damage(self, artifact: Artifact, report: Report) -> str | None:
+        """Which file is not what the manifest says; only what changed since is read again."""
         for name, record in artifact.files.items():
-            path = folder / name
+            path = artifact.path / name
             if not path.is_file():
                 return f"its file {name} is missing"
             if path.stat().st_size != record.size:
                 return f"its file {name} has another size"
+            if self.hashes.of(path, report=report) != record:
+                return f"its file {name} has changed"
         for name, path in artifact.external.items():
             if not path.is_file():
                 return f"{path}, which it refers to, is gone"
             if self.hashes.of(path, report=report)._asdict() != artifact.manifest["external"][name]:
                 return f"{path}, which it refers to, has changed"
-        return stage.intact(artifact) if isinstance(stage, Intact) else None
+        return None
 
     def _finished(self, stage: str) -> Iterator[Artifact]:
         root = self.home / "artifacts" / stage
@@ -252,6 +297,6 @@ class Store:
 
 def _changed(stage: Stage) -> G4Error:
     return G4Error(
-        f"a source file of {stage.name} changed while it was read: wait until it is finished and "
-        "run the same command again."
+        f"what {stage.name} is made from changed meanwhile: wait until it is finished and run the "
+        "same command again."
     )

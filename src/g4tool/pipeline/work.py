@@ -22,6 +22,7 @@ class Work:
     """One attempt at one artifact: `path` is the folder that becomes it, still under another name.
 
     `partial` holds the journal and `path`. What an earlier attempt left unfinished is removed.
+    `check_inputs` raises when an input is no longer what the artifact's identity says.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Work:
         inputs: tuple[Artifact, ...],
         hashes: FileHashes,
         report: Report,
+        check_inputs: Callable[[], None] = lambda: None,
     ) -> None:
         self.stage = stage
         self.path = partial / journal.FILES
@@ -41,6 +43,7 @@ class Work:
         self.where: dict[str, Path] = {}
         self.facts: dict[str, Json] = {}
         self._hashes = hashes
+        self._check_inputs = check_inputs
         self._partial = partial
         self.path.mkdir(parents=True, exist_ok=True)
         journal.repair(partial)
@@ -61,8 +64,8 @@ class Work:
         if size - done > free:
             raise G4Error(
                 f"{self.stage} needs {size - done:,} bytes more in {self._partial.parent}, where "
-                f"{free:,} are free: make room there (g4 cache prune), or give another disk with "
-                "--home, and run the same command again."
+                f"{free:,} are free: make room there (see g4 cache list), or give another disk "
+                "with --home, and run the same command again."
             )
 
     def file(self, name: str, make: Make) -> Json | None:
@@ -78,6 +81,7 @@ class Work:
         path = self.path / name
         entry = self._journal.get(name)
         if entry and _is_whole(path, entry):
+            self._hashes.keep(path, entry.sha256)
             return self._have(entry, f"{name}: already done")
         again = f"{name}: damaged since it was written, made again" if entry else name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,6 +89,10 @@ class Work:
         # Through JSON, so that a file made now and one made earlier give the same value.
         result = json.loads(canonical_json(make(path)))
         entry = journal.Entry(name, _flush(path), sha256(path), result)
+        # Before the journal vouches for the file: were it noticed only at the end, a process
+        # killed in between would leave a file of other inputs to be gone on with.
+        self._check_inputs()
+        self._hashes.keep(path, entry.sha256)
         self._sync_folders(path.parent)
         journal.append(self._partial, entry)
         self._journal[name] = entry
@@ -110,7 +118,8 @@ class Work:
         self.facts[key] = value
 
     def finish(self) -> None:
-        """Check that the folder holds exactly the files that were asked for in this attempt."""
+        """Check the inputs, and that the folder holds the files asked for in this attempt."""
+        self._check_inputs()
         unknown = _names(self.path) - set(self.files) - set(self._journal)
         if unknown:
             raise RuntimeError(f"{self.stage} wrote {min(unknown)} past Work.file")
