@@ -128,3 +128,64 @@ def test_the_sandbox_holds(source: str) -> None:
 def test_generation_tag_and_strftime() -> None:
     template = ChatTemplate("{% generation %}x{% endgeneration %}{{ strftime_now('%Y') | length }}")
     assert template.render([]) == "x4"
+
+
+def test_a_byte_order_mark_is_no_part_of_the_prompt(
+    tokenizer: Tokenizer, folder: Path, tmp_path: Path
+) -> None:
+    mark = b"\xef\xbb\xbf"
+    (tmp_path / "chat_template.jinja").write_bytes(mark + TEMPLATE.encode())
+    ids = encode_chat(tokenizer, load_chat_template(tmp_path), TALK)
+    assert ids == encode_chat(tokenizer, load_chat_template(folder), TALK)
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "tokenizer_config.json").write_bytes(mark + b'{"chat_template": "one"}')
+    assert load_chat_template(tmp_path).render([]) == "one"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ namespace(b=1, b=2) }}",
+        "{{ " + "9" * 5000 + " }}",
+        "{{ " + "(" * 3000 + ")" * 3000 + "}}",
+    ],
+)
+def test_what_only_pythons_compiler_finds(source: str) -> None:
+    with pytest.raises(G4Error, match=r"^here is no valid chat template \(\w+Error: ") as caught:
+        ChatTemplate(source, "here")
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "loops"),
+        ("{% macro m(x) %}{% for i in x %}{{ m(x) }}{% endfor %}{% endmacro %}{{ m('ab') }}", ""),
+        ("{% for i in range(9999) %}{{ 'a' * 99999 }}{% endfor %}", "writes more than"),
+        ("{{ 'a' * 10**11 }}", "repetition"),
+        ("{{ 10**11 * [1] }}", "repetition"),
+        ("{{ 9 ** 999999999 }}", "power"),
+    ],
+)
+@pytest.mark.timeout(20)
+def test_a_template_that_would_never_end_is_stopped(source: str, message: str) -> None:
+    with pytest.raises(G4Error, match=f"^here (runs away: .*{message}|failed .*Recursion)"):
+        ChatTemplate(source, "here").render([])
+
+
+def test_counted_loops_keep_what_a_loop_knows(folder: Path) -> None:
+    source = (
+        "{% for i in range(3) if i != 1 %}{{ loop.index }}/{{ loop.length }}{{ loop.last }} "
+        "{% else %}none{% endfor %}{% for k, v in {'a': 1}.items() %}{{ k }}{{ v }}{% endfor %}"
+        "{% for x in [[1, []], [2, []]] recursive %}{{ x[0] }}{{ loop(x[1]) }}{% endfor %}"
+        "{% for i in missing %}{% else %}-{% endfor %}{{ 2 ** 10 }}{{ 'ab' * 2 }}"
+    )
+    assert ChatTemplate(source).render([]) == "1/2False 2/2True a112-1024abab"
+    again = ChatTemplate("{% for i in range(60000) %}{% endfor %}done")
+    assert [again.render([]) for _ in range(20)] == ["done"] * 20
+
+
+def test_a_config_nested_too_deeply(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text("[" * 100_000)
+    with pytest.raises(G4Error, match=r"tokenizer_config\.json is nested too deeply"):
+        load_chat_template(tmp_path)

@@ -89,6 +89,11 @@ def test_rows_that_are_not_finite_are_marked(sampling: Sampling, bad: float) -> 
     [
         ({"temperature": -0.1}, "temperature is -0.1"),
         ({"temperature": math.nan}, "temperature is nan"),
+        ({"temperature": math.inf}, "temperature is inf"),
+        ({"temperature": 1e-30}, r"temperature is 1e-30: give 0 \(greedy\) or 1e-05 to 100000"),
+        ({"temperature": 1e300}, "temperature is 1e\\+300"),
+        ({"seed": 2**64}, "seed is 18446744073709551616: give a whole number of at most 64 bits"),
+        ({"seed": -(2**63) - 1}, "seed is -9223372036854775809"),
         ({"top_k": -1}, "top-k is -1"),
         ({"top_p": 0.0}, "top-p is 0.0"),
         ({"top_p": 1.01}, "top-p is 1.01"),
@@ -97,3 +102,17 @@ def test_rows_that_are_not_finite_are_marked(sampling: Sampling, bad: float) -> 
 def test_values_out_of_range(settings: dict[str, float], name: str) -> None:
     with pytest.raises(UsageError, match=name):
         Sampling(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 1e5])
+@pytest.mark.parametrize("seed", [-(2**63), 2**64 - 1])
+def test_the_ends_of_the_ranges_work(temperature: float, seed: int) -> None:
+    sampling = Sampling(temperature, seed=seed)
+    logits = torch.tensor([[-1e4, 1e4, -math.inf, 9e3]])
+    drawn = {
+        int(choose(logits, sampling, make_generator(sampling, logits.device))) for _ in range(5)
+    }
+    assert len(drawn) == 1
+    assert drawn <= {0, 1, 3}
+    if temperature < 1:
+        assert drawn == {1}

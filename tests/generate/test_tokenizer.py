@@ -113,3 +113,8 @@ def test_missing_and_damaged_files(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text("[]")
     with pytest.raises(G4Error, match=r"generation_config.json holds no JSON object"):
         Tokenizer(tmp_path)
+
+
+def test_half_a_character_is_no_text(tokenizer: Tokenizer) -> None:
+    with pytest.raises(G4Error, match="no valid Unicode at character 3: give it as UTF-8"):
+        tokenizer.encode("abc\udcff", bos=True)

@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import logging
 import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from huggingface_hub import constants, snapshot_download
 
 from g4tool.errors import G4Error, UsageError
 from g4tool.hub.download import download, expected, missing, resolve
+from g4tool.hub.failures import explained
 from g4tool.progress import Progress
 from tests.hub.server import COMMIT, REPO, Hub, serving
 
@@ -290,3 +293,41 @@ def test_importing_is_cheap() -> None:
     code = "import sys, g4tool.hub.download; print('huggingface_hub' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "False"
+
+
+def test_a_name_that_nobody_knows_is_not_tried_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+    def unknown(*_: object) -> None:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    began = time.monotonic()
+    with pytest.raises(G4Error, match=f"{REPO} cannot be fetched, for hub.invalid was not found"):
+        download(REPO, COMMIT, endpoint="http://hub.invalid:1", cache=tmp_path)
+    assert time.monotonic() - began < 2
+
+
+def test_behind_a_proxy_the_name_is_the_proxys_business(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", None)
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")
+    with explained(REPO, "main", "https://hub.invalid"):
+        pass
+
+
+def test_the_librarys_warnings_stay_off_the_terminal(
+    hub: Hub, caplog: pytest.LogCaptureFixture
+) -> None:
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    with explained(REPO, "main", hub.endpoint):
+        logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s")
+        logging.getLogger("huggingface_hub.utils._http").error("at last")
+    assert logger.level == level
+    assert [record.message for record in caplog.records] == ["at last"]

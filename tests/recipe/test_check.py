@@ -130,3 +130,25 @@ def test_a_name_is_a_word() -> None:
     assert mistakes("name: a/b\nmodel: m") == [
         "g4.yaml:1: name: 'a/b' is not of the form letters, digits, dots, hyphens"
     ]
+
+
+@pytest.mark.parametrize(
+    ("match", "said"),
+    [
+        ("a{99999999999}", "the repetition number is too large"),
+        ("(" * 3000 + ")" * 3000, "nested too deeply"),
+    ],
+)
+def test_expressions_that_pythons_compiler_gives_up_on(match: str, said: str) -> None:
+    text = HEAD + f"quantize: {{rules: [{{match: '{match}', scheme: int8}}]}}\n"
+    assert mistakes(text) == [
+        f"g4.yaml:3: quantize.rules.0.match: not a valid regular expression: {said}"
+    ]
+
+
+def test_a_number_too_long_to_be_written_out() -> None:
+    assert mistakes(HEAD + f"revision: 0x{'f' * 9999}\n") == [
+        "g4.yaml:3: revision: wants text, not a huge number; put quotes around it"
+    ]
+    (said,) = mistakes(HEAD + f"quantize: {{group_size: 0x{'f' * 9999}}}\n")
+    assert said.startswith("g4.yaml:3: quantize.group_size: a huge number")

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from g4tool.errors import UsageError
@@ -50,6 +52,9 @@ def test_data_and_the_line_of_every_key() -> None:
         ("a: !!python/name:os.x ''", "g4.yaml:1: not valid YAML: could not determine"),
         ("a: !mine x", "g4.yaml:1: not valid YAML: could not determine a constructor"),
         ("a: " + "[" * 5000, "g4.yaml: not valid YAML: nested too deeply"),
+        ("a: 1\nb: \0", "g4.yaml:2: not valid YAML: the character U+0000 is not allowed"),
+        ("a: \udcff", "g4.yaml:1: not valid YAML: the character U+DCFF is not allowed"),
+        ("a: [" + "1," * 300_000, "g4.yaml: longer than 131072 characters, which no recipe is"),
     ],
 )
 def test_what_is_no_recipe_at_all(text: str, message: str) -> None:
@@ -103,3 +108,24 @@ def test_files_that_cannot_be_read(tmp_path) -> None:  # type: ignore[no-untyped
     (tmp_path / "latin.yaml").write_bytes(b"name: \xe9\n")
     with pytest.raises(UsageError, match=r"recipe .*latin\.yaml is not UTF-8 text"):
         read(tmp_path / "latin.yaml")
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("!!bool abc", "'abc' is no bool"),
+        ("!!timestamp abc", "'abc' is no timestamp"),
+        ("!!int ''", "'' is no int"),
+        ("!!float ''", "'' is no float"),
+        ("!!int abc", "invalid literal for int"),
+    ],
+)
+def test_a_word_that_its_tag_does_not_fit(written: str, said: str) -> None:
+    document = parse(f"a:\n  b: {written}\n", "g4.yaml")
+    (problem,) = document.problems
+    assert str(problem).startswith(f"g4.yaml:2: a.b: not a value: {said}")
+
+
+def test_an_endless_file_is_not_read_to_its_end() -> None:
+    with pytest.raises(RecipeError, match="longer than 131072 characters"):
+        read(Path("/dev/zero"))

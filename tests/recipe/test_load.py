@@ -58,6 +58,9 @@ def test_names_and_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         find("./x")
     with pytest.raises(UsageError, match=r"recipe x\.yaml does not exist\."):
         find("x.yaml")
+    for name in ("~nobody-of-that-name/x.yaml", "x" * 9999):
+        with pytest.raises(UsageError, match=r"^recipe '[~x].* can be no file \("):
+            find(name)
 
 
 def test_every_preset_is_valid_and_says_what_it_is() -> None:

@@ -1,24 +1,18 @@
 """A conversation to a prompt, through the chat template that comes with the checkpoint.
 
-A template is a foreign program. It runs in jinja2's sandbox, with what `transformers` offers
-templates and no more, and whatever goes wrong in it becomes one sentence.
+A template is a foreign program: it runs in a sandbox (see there), and whatever goes wrong in it
+becomes one sentence.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
 
 from g4tool.errors import G4Error
 from g4tool.generate.files import read_json
+from g4tool.generate.sandbox import LimitError, RefusedError, Sandbox
 from g4tool.generate.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
@@ -33,10 +27,13 @@ class ChatTemplate:
 
     def __init__(self, source: str, where: str = "chat template") -> None:
         self._where = where
+        self._sandbox = Sandbox()
         try:
-            self._template = _environment().from_string(source)
+            self._template = self._sandbox.compile_counted(source)
         except jinja2.TemplateSyntaxError as error:
-            raise G4Error(f"{where}, line {error.lineno}: {error.message}.") from error
+            raise G4Error(f"{where}, line {error.lineno}: {_short(error.message)}.") from error
+        except Exception as error:  # jinja2 leaves some checks to Python's compiler, depth to none
+            raise G4Error(f"{where} is no valid chat template ({_named(error)}).") from error
 
     def render(
         self,
@@ -61,15 +58,15 @@ class ChatTemplate:
             "enable_thinking": enable_thinking,
         }
         try:
-            return self._template.render(variables)
-        except _Refused as error:
-            raise G4Error(f"{self._where} refuses the conversation: {error}.") from error
+            return self._sandbox.render(self._template, variables)
+        except RefusedError as error:
+            raise G4Error(f"{self._where} refuses the conversation: {_short(error)}.") from error
+        except LimitError as error:
+            raise G4Error(f"{self._where} runs away: {error}.") from error
         except jinja2.exceptions.SecurityError as error:
-            raise G4Error(f"{self._where} tries to leave its sandbox: {error}.") from error
+            raise G4Error(f"{self._where} tries to leave its sandbox: {_short(error)}.") from error
         except Exception as error:  # foreign code: any error of Python may come out of it
-            raise G4Error(
-                f"{self._where} failed on the conversation ({type(error).__name__}: {error})."
-            ) from error
+            raise G4Error(f"{self._where} failed on the conversation ({_named(error)}).") from error
 
 
 def load_chat_template(folder: Path) -> ChatTemplate:
@@ -80,7 +77,7 @@ def load_chat_template(folder: Path) -> ChatTemplate:
     file = folder / "chat_template.jinja"
     if file.is_file():
         try:
-            return ChatTemplate(file.read_text(encoding="utf-8"), str(file))
+            return ChatTemplate(file.read_text(encoding="utf-8-sig"), str(file))
         except (OSError, UnicodeDecodeError) as error:
             raise G4Error(f"{file} cannot be read ({error}); fetch it again.") from error
     config = folder / "tokenizer_config.json"
@@ -131,67 +128,10 @@ def _guarded(tokenizer: Tokenizer, value: Any) -> Any:
     return value
 
 
-class _Refused(jinja2.TemplateError):
-    """The template called raise_exception."""
+def _named(error: Exception) -> str:
+    return _short(f"{type(error).__name__}: {error}").rstrip(": ")
 
 
-class _Namespace(Namespace):
-    # An underscored attribute would answer Python itself (`__call__`), past the sandbox's checks.
-    def __init__(*args: Any, **attributes: Any) -> None:
-        self, *rest = args
-        for name in dict(*rest, **attributes):
-            _check_attribute(name)
-        Namespace.__init__(self, *rest, **attributes)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _check_attribute(name)
-        super().__setitem__(name, value)
-
-
-def _check_attribute(name: str) -> None:
-    if name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"namespace attribute {name!r} is not allowed")
-
-
-class _Generation(Extension):
-    """`{% generation %}`: marks the model's words for training; here it only renders its body."""
-
-    tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals |= {
-        "raise_exception": _raise_exception,
-        "strftime_now": lambda form: datetime.now().strftime(form),
-        "namespace": _Namespace,
-    }
-    return environment
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise _Refused(message)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # jinja2's own filter escapes for HTML.
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
+def _short(text: object) -> str:
+    """On one line, and no longer than one can read."""
+    return " ".join(str(text).split())[:300]

@@ -123,9 +123,9 @@ class Session:
             done = [end or token in end_ids for end, token in zip(done, step, strict=True)]
             if all(done) or not left:
                 return
+            self.cached = []
             for row, token in zip(rows, step, strict=True):
                 row.append(token)
-            self.cached = []
             began = clock(self.device)
             logits = _forward(self.model, tokens[:, None], position, pad)
             tokens = choose(logits, sampling, generator)
@@ -150,7 +150,7 @@ class Session:
         if len(prompts) != self.batch:
             raise UsageError(f"{len(prompts)} prompts for a batch of {self.batch}: give as many.")
         for prompt in prompts:
-            _check_prompt(prompt, self.length - 1, self.model.config.vocab_size)
+            check_prompt(prompt, self.length - 1, self.model.config.vocab_size)
 
 
 def generate(
@@ -171,7 +171,7 @@ def generate(
     if not prompts:
         raise UsageError("there is no prompt: give at least one.")
     for prompt in prompts:
-        _check_prompt(prompt, limit - 1, model.config.vocab_size)
+        check_prompt(prompt, limit - 1, model.config.vocab_size)
     length = max(map(len, prompts)) + max(max_new_tokens, 1)
     session = Session(model, length, batch=len(prompts))
     session.figures = figures or session.figures
@@ -187,7 +187,8 @@ def generate(
         session.close()
 
 
-def _check_prompt(prompt: Ids, most: int, vocab: int) -> None:
+def check_prompt(prompt: Ids, most: int, vocab: int) -> None:
+    """Raises G4Error for no ids, more than `most`, or an id that is none of `vocab`'s."""
     if not prompt:
         raise G4Error("the prompt is empty: give at least one token, if only BOS.")
     if len(prompt) > most:

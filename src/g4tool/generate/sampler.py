@@ -16,12 +16,20 @@ NOT_FINITE = -1
 """Stands in the place of a token whose logits hold NaN or infinity."""
 
 
+_TEMPERATURES = (1e-5, 1e5)
+"""Beyond these the scores divided by it leave fp32's range."""
+
+_SEEDS = (-(2**63), 2**64 - 1)
+"""What torch's generators take."""
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How the next token is chosen.
 
-    `temperature` 0 is greedy, whatever the rest says. `top_k` 0 keeps every token; `top_p` 1 keeps
-    every token. `seed` None draws a fresh one. Raises UsageError for a value outside its range.
+    `temperature` 0 is greedy, whatever the rest says; otherwise it is 1e-5 to 1e5. `top_k` 0 keeps
+    every token; `top_p` 1 keeps every token. `seed` None draws a fresh one. Raises UsageError for a
+    value outside its range.
     """
 
     temperature: float = 0.0
@@ -30,12 +38,17 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise UsageError(f"temperature is {self.temperature}: give 0 (greedy) or more.")
+        low, high = _TEMPERATURES
+        if not (self.temperature == 0 or low <= self.temperature <= high):
+            raise UsageError(
+                f"temperature is {self.temperature}: give 0 (greedy) or {low:g} to {high:g}."
+            )
         if self.top_k < 0:
             raise UsageError(f"top-k is {self.top_k}: give 0 (every token) or more.")
         if not 0 < self.top_p <= 1:
             raise UsageError(f"top-p is {self.top_p}: give more than 0 and at most 1.")
+        if self.seed is not None and not _SEEDS[0] <= self.seed <= _SEEDS[1]:
+            raise UsageError(f"seed is {self.seed}: give a whole number of at most 64 bits.")
 
 
 GREEDY = Sampling()

@@ -56,8 +56,15 @@ class Tokenizer:
     def encode(self, text: str, bos: bool) -> list[int]:
         """Token ids of `text`; with `bos` they begin with BOS exactly once.
 
-        Control tokens written in the text are read as such; see `guard`.
+        Control tokens written in the text are read as such; see `guard`. Raises G4Error for text
+        with half a character in it (a lone surrogate), which no UTF-8 can hold.
         """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise G4Error(
+                f"the text is no valid Unicode at character {error.start}: give it as UTF-8."
+            ) from error
         ids: list[int] = []
         for part in text.split(BREAK):
             ids += self._backend.encode(part, add_special_tokens=False).ids

@@ -3,8 +3,12 @@
 Only status codes and our own words are shown: a library's message may quote a request's headers.
 """
 
+import logging
+import socket
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from urllib.parse import urlsplit
 
 from g4tool.errors import G4Error, UsageError
 
@@ -17,12 +21,19 @@ class UnreachableError(G4Error):
 def explained(repo: str, revision: str, host: str) -> Iterator[None]:
     """Turns huggingface_hub's errors about `repo` at `revision` into G4Errors.
 
-    `host` is the Hub's address, for the links. Raises UnreachableError where there was no answer.
+    `host` is the Hub's address. Raises UnreachableError where there was no answer, at once where
+    nobody knows that name: the library would try it again for half a minute.
     """
     from huggingface_hub import errors
 
     try:
-        yield
+        with _quiet():
+            if not _has_address(host):
+                raise UnreachableError(
+                    f"{repo} cannot be fetched, for {urlsplit(host).hostname} was not found: check"
+                    " the network, then run this again."
+                )
+            yield
     except G4Error:
         raise
     except errors.HFValidationError as error:
@@ -62,6 +73,34 @@ def explained(repo: str, revision: str, host: str) -> Iterator[None]:
             f"the transfer of {repo} broke off ({type(error).__name__}): run this again; files that"
             " arrived whole are kept."
         ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps the library's warnings about retries off the terminal; what fails is raised anyway."""
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    if level == logging.WARNING:  # its default; HF_HUB_VERBOSITY asks for another
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _has_address(url: str) -> bool:
+    from huggingface_hub import constants
+
+    parts = urlsplit(url)
+    proxies = urllib.request.getproxies()
+    # Offline the library does not ask, and behind a proxy names are not ours to look up.
+    if constants.HF_HUB_OFFLINE or {"all", parts.scheme} & proxies.keys():
+        return True
+    try:
+        socket.getaddrinfo(parts.hostname, parts.port or parts.scheme)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _answered(repo: str, status: int) -> G4Error:

@@ -62,8 +62,9 @@ def _message(keys: Keys, error: ErrorDetails) -> str:
     if kind == "literal_error":
         choices = str(context["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
         text = f"{_show(given)} is not one of {', '.join(choices)}"
-        close = difflib.get_close_matches(str(given), choices, n=1, cutoff=0.6)
-        return f"{text}; did you mean {close[0]}?" if close and isinstance(given, str) else text
+        word = given if isinstance(given, str) else ""
+        close = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
+        return f"{text}; did you mean {close[0]}?" if close else text
     if kind == "value_error":
         return str(context["error"])
     if kind == "greater_than":
@@ -106,6 +107,8 @@ def _show(given: Any) -> str:
         return "nothing"
     if isinstance(given, bool):
         return str(given).lower()
+    if isinstance(given, int) and given.bit_length() > 64:  # Python may refuse to write it out
+        return "a huge number"
     if isinstance(given, dict):
         return "a mapping"
     if isinstance(given, list):

@@ -8,6 +8,9 @@ import yaml
 
 from g4tool.errors import UsageError
 
+MOST_CHARACTERS = 1 << 17
+"""Of a recipe. Reading YAML takes time in proportion, and the longest have some hundred rules."""
+
 Keys = tuple[str | int, ...]
 """The way to a value: keys of mappings and indices of lists."""
 
@@ -55,7 +58,8 @@ def read(path: Path, shown: str | None = None) -> Document:
     """Read a YAML file; `shown` is its name in messages. Raises RecipeError, UsageError."""
     name = shown or str(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MOST_CHARACTERS + 1)
     except OSError as error:
         raise UsageError(f"recipe {name} cannot be read ({error.strerror or error}).") from error
     except UnicodeDecodeError as error:
@@ -68,8 +72,13 @@ def parse(text: str, name: str) -> Document:
 
     Raises RecipeError for what is not YAML or not a mapping.
     """
-    loader = _Loader(text)
+    if len(text) > MOST_CHARACTERS:
+        raise RecipeError(
+            [Problem(name, (), f"longer than {MOST_CHARACTERS} characters, which no recipe is")]
+        )
+    loader = None
     try:
+        loader = _Loader(text)
         root = loader.get_single_node()
         if root is None:
             raise RecipeError([Problem(name, (), "the recipe is empty; it needs name and model")])
@@ -85,11 +94,16 @@ def parse(text: str, name: str) -> Document:
         mark = error.problem_mark or error.context_mark
         where = f"{name}:{mark.line + 1}" if mark else name
         raise RecipeError([Problem(where, (), f"not valid YAML: {error.problem}")]) from error
+    except yaml.reader.ReaderError as error:
+        where = f"{name}:{text.count(chr(10), 0, error.position) + 1}"
+        reason = f"the character U+{ord(text[error.position]):04X} is not allowed"
+        raise RecipeError([Problem(where, (), f"not valid YAML: {reason}")]) from error
     except (yaml.YAMLError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise RecipeError([Problem(name, (), f"not valid YAML: {reason}")]) from error
     finally:
-        loader.dispose()
+        if loader:
+            loader.dispose()
     return Document(data, origins, tuple(problems))
 
 
@@ -140,9 +154,14 @@ def _plain(
     if not isinstance(node, yaml.MappingNode):
         try:
             return loader.construct_object(node, deep=True)
+        except yaml.YAMLError:
+            raise
         except ValueError as error:  # such as the date 2026-99-99
-            problems.append(Problem(f"{name}:{_line(node)}", keys, f"not a value: {error}"))
-            return None
+            reason = str(error)
+        except Exception:  # the library looks a word up, or takes it apart, without a check
+            reason = f"{node.value!r} is no {node.tag.rpartition(':')[2]}"
+        problems.append(Problem(f"{name}:{_line(node)}", keys, f"not a value: {reason}"))
+        return None
     found: dict[str, Any] = {}
     for key_node, child in node.value:
         where = f"{name}:{_line(key_node)}"

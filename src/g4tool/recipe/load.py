@@ -44,9 +44,12 @@ def find(name_or_path: str | Path | None = None) -> Path:
     text = str(name_or_path)
     if text in preset_names():
         return preset_folder() / f"{text}.yaml"
-    path = Path(text).expanduser()
-    if path.is_file():
-        return path
+    try:
+        path = Path(text).expanduser()
+        if path.is_file():
+            return path
+    except (RuntimeError, OSError, ValueError) as error:  # ~nobody, too long, a NUL in it
+        raise UsageError(f"recipe {text[:60]!r} can be no file ({error}).") from error
     if isinstance(name_or_path, Path) or "/" in text or path.suffix in (".yaml", ".yml"):
         raise UsageError(f"recipe {text} does not exist.")
     raise UsageError(f"no preset is called {text!r}; {nearest(text, preset_names())}")

@@ -44,8 +44,10 @@ class Rule(Section):
     def _compiles(cls, match: str) -> str:
         try:
             re.compile(match)
-        except re.error as error:
+        except (re.error, OverflowError) as error:
             raise ValueError(f"not a valid regular expression: {error}") from error
+        except RecursionError as error:
+            raise ValueError("not a valid regular expression: nested too deeply") from error
         return match
 
     @model_validator(mode="after")
