@@ -74,6 +74,33 @@ def test_chat_takes_several_turns(g4: G4, monkeypatch: pytest.MonkeyPatch) -> No
     assert len(ran.out.splitlines()) >= 2
 
 
+def test_a_chat_goes_on_after_a_turn_that_fails(g4: G4, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = ["Hello.", "word " * 2000, *["And then? " * 120] * 3]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(turns)))
+    ran = g4("run", "tiny-31b", "--chat", "--max-new-tokens", "10")
+    assert ran.code == 0, ran.err
+    assert ran.err.count("tokens and there is room for 1023") == 1
+    assert "warning: the conversation no longer fits into the model's 1024 tokens" in ran.err
+    assert ran.err.splitlines()[-1].startswith("load ")
+
+
+def test_a_chat_ends_when_nobody_can_read_it(g4: G4, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hello.\nAnd then?\n"))
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        ran = g4("run", "tiny-31b", "--chat", "--max-new-tokens", "5")
+    assert ran.code == 1
+    assert ran.err.count("g4: ") == 1
+    assert "standard output takes no more" in ran.err
+
+
+def test_an_empty_input_is_no_prompt(g4: G4, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    ran = g4("run", "tiny-31b")
+    assert ran.code == 2
+    assert "there is no prompt" in ran.err
+
+
 def test_a_prompt_longer_than_the_model_allows(g4: G4, tmp_path: Path) -> None:
     ran = g4("run", "tiny-31b", "word " * 2000, "--raw")
     assert ran.code == 1

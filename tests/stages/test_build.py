@@ -8,14 +8,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from g4tool.checkpoint.tiny import write_tiny
+from g4tool.checkpoint.tiny import tiny_folder, write_tiny
 from g4tool.errors import UsageError
 from g4tool.formats.load import load_bundle
 from g4tool.kernels.int4 import dequantize_int4, unpack_int4
+from g4tool.pipeline.artifact import Source
 from g4tool.pipeline.store import Store
 from g4tool.recipe.load import load_recipe
 from g4tool.stages.build import build
-from g4tool.stages.checkpoints import TINY_MODELS, TinyStage, checkpoint_stage
+from g4tool.stages.checkpoints import TINY_MODELS, checkpoint_stage
 from g4tool.stages.environment import choose_device
 
 
@@ -27,7 +28,7 @@ def test_the_tiny_models_named_here_are_those_that_exist() -> None:
 
 def test_a_name_is_a_folder_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert checkpoint_stage("tiny-31b") == TinyStage("tiny-31b")
+    assert checkpoint_stage("tiny-31b") == Source(tiny_folder("tiny-31b"))
     write_tiny("tiny-e2b", tmp_path / "owner" / "name")
     source = checkpoint_stage("owner/name")
     assert source.files is not None

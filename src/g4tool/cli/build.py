@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from g4tool.cli.common import Env, command
-from g4tool.cli.models import confirm_download, ensure, show_decision
+from g4tool.cli.models import check_output, confirm_download, ensure, put, show_decision
 from g4tool.errors import IncompleteError
 
 if TYPE_CHECKING:
@@ -51,34 +51,28 @@ def build(
     """Plan the recipe's stages, then make what is missing."""
     from g4tool.stages import build as building
 
-    overrides = [f"model={model}"] if model else []
-    chosen = building.build(env.recipe(preset, *overrides), device)
+    chosen = building.build(env.recipe(preset, {"model": model}), device)
     stages = chosen.until(until) if until else chosen.stages
+    unbuilt = [] if until else list(chosen.unbuilt)
+    check_output(env, stages[-1], output)
     with env.out.progress() as report:
         decisions = [env.store.plan(stage, report) for stage in stages]
     if dry_run:
-        _show_plan(env, decisions)
+        _show_plan(env, decisions, unbuilt)
         return
     results = _make(env, chosen, stages, decisions)
-    last = results[-1]
-    if output:
-        from g4tool.pipeline.place import place
-
-        place(last, output)
-    folder = output or last.path
-    env.out.result(
-        {
-            "stages": [
-                {"stage": d.stage, "identity": d.identity, "action": d.action} for d in decisions
-            ],
-            "path": str(folder),
-        },
-        str(folder),
-    )
-    if chosen.unbuilt and not until:
+    with env.store.using(results[-1]):
+        folder = put(env, results[-1], output)
+    done = [{"stage": d.stage, "identity": d.identity, "action": d.action} for d in decisions]
+    result = {"stages": done, "path": str(folder)}
+    env.out.result(result | ({"incomplete": unbuilt} if unbuilt else {}), str(folder))
+    if unbuilt and env.as_json:
+        # The object above says it: an error's would be a second one.
+        raise typer.Exit(IncompleteError.exit_code)
+    if unbuilt:
         raise IncompleteError(
-            f"the recipe also asks for {', '.join(chosen.unbuilt)}, which this version of g4 "
-            "cannot make; everything before is done."
+            f"the recipe also asks for {', '.join(unbuilt)}, which this version of g4 cannot make; "
+            "everything before is done."
         )
 
 
@@ -102,11 +96,15 @@ def _make(
     return results
 
 
-def _show_plan(env: Env, decisions: "list[Decision]") -> None:
+def _show_plan(env: Env, decisions: "list[Decision]", unbuilt: list[str]) -> None:
     from g4tool.cli.output import table
 
-    rows = [(d.stage, d.action, d.identity[:12], d.reason) for d in decisions]
+    rows: list[tuple[str, ...]] = [
+        (d.stage, d.action, d.identity[:12], d.reason) for d in decisions
+    ]
+    rows += [(name, "none", "", "this version of g4 cannot make it") for name in unbuilt]
+    plan = {"plan": [vars(decision) for decision in decisions]}
     env.out.result(
-        {"plan": [vars(decision) for decision in decisions]},
+        plan | ({"incomplete": unbuilt} if unbuilt else {}),
         table(rows, ("stage", "action", "identity", "why")),
     )

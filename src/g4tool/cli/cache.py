@@ -11,7 +11,7 @@ from g4tool.cli.output import size, table
 from g4tool.errors import G4Error, UsageError
 
 if TYPE_CHECKING:
-    from g4tool.pipeline.cache import Entry
+    from g4tool.pipeline.cache import Entry, Pruned
 
 app = typer.Typer(help="The artifact store.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -53,7 +53,7 @@ def show(env: Env, identity: Annotated[str, typer.Argument(help=PREFIX)]) -> Non
         parts["inputs"] = [f"{each['stage']} {each['identity']}" for each in manifest["inputs"]]
         parts["files"] = {
             name: f"{size(record['size'])}  {record['sha256']}"
-            for name, record in {**manifest["files"], **manifest.get("external", {})}.items()
+            for name, record in {**manifest["files"], **manifest["external"]}.items()
         }
     env.out.result(data, yaml.safe_dump(parts, sort_keys=False, width=120).rstrip())
 
@@ -84,7 +84,7 @@ def verify(
         raise typer.Exit(1)
 
 
-@command(app, "prune", help="Remove what unfinished runs left; with options, more.")
+@command(app, "prune", help="Remove leftovers that nobody can use; with options, more.")
 def prune(
     env: Env,
     identity: Annotated[
@@ -97,22 +97,34 @@ def prune(
     older_than: Annotated[
         float | None, typer.Option(metavar="DAYS", help="Remove what was made before that.")
     ] = None,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Remove what an interrupted run would go on with.")
+    ] = False,
     everything: Annotated[bool, typer.Option("--all", help="Remove every artifact.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
 ) -> None:
     """Never removes what a process is making or reading."""
     from g4tool.pipeline import cache
 
-    if identity and (keep or older_than is not None or everything):
+    if identity and (keep or older_than is not None or everything or partial):
         raise UsageError("name the artifacts to remove, or say which with an option, not both.")
-    if everything and not dry_run:
-        env.confirm(f"Every artifact in {env.store.home} would be removed.")
     roots = [cache.find(env.store, each).identity for each in keep] if keep else None
     named = [cache.find(env.store, each).identity for each in identity or ()]
     if named:
         pruned = cache.remove(env.store, named, dry_run)
     else:
-        pruned = cache.prune(env.store, roots, older_than, everything, dry_run)
+        chosen = (env.store, roots, older_than, everything, partial)
+        pruned = cache.prune(*chosen, dry_run=True)
+        if not dry_run:
+            _confirm(env, pruned)
+            pruned = cache.prune(*chosen)
+    gone = {each.entry.path for each in pruned if each.removed or dry_run}
+    left = [e for e in cache.entries(env.store) if e.state == "partial" and e.path not in gone]
+    if left:
+        env.out.note(
+            f"{len(left)} unfinished artifact(s) with {size(sum(e.size for e in left))} kept: the "
+            "command that was interrupted goes on with them; --partial removes them."
+        )
     freed = sum(each.entry.size for each in pruned if each.removed)
     rows = [
         (each.entry.stage, each.entry.identity[:12], size(each.entry.size), each.reason)
@@ -125,9 +137,19 @@ def prune(
         {
             "pruned": [_data(p.entry) | {"reason": p.reason, "removed": p.removed} for p in pruned],
             "freed_bytes": freed,
+            "unfinished": [_data(each) for each in left],
         },
         f"{listing}{size(amount)} {verb}",
     )
+
+
+def _confirm(env: Env, pruned: "list[Pruned]") -> None:
+    doomed = [each.entry for each in pruned if each.entry.finished and each.entry.state != "in use"]
+    if doomed:
+        env.confirm(
+            f"{len(doomed)} finished artifact(s) with {size(sum(e.size for e in doomed))} in "
+            f"{env.store.home} would be removed."
+        )
 
 
 def _data(entry: "Entry") -> dict[str, Any]:

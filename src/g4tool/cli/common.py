@@ -3,9 +3,10 @@
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +16,10 @@ from g4tool.errors import UsageError
 
 if TYPE_CHECKING:
     from g4tool.pipeline.store import Store
+    from g4tool.recipe.document import Document
     from g4tool.recipe.model import Recipe
+
+Flag = str | int | bool | None
 
 RecipeOption = Annotated[
     str | None,
@@ -70,18 +74,34 @@ class Env:
 
         return Store(self.home or default_home())
 
-    def recipe(self, name: str | None = None, *extra: str) -> "Recipe":
+    def recipe(
+        self,
+        name: str | None = None,
+        flags: Mapping[str, Flag] = MappingProxyType({}),
+        section: str | None = None,
+    ) -> "Recipe":
         """The recipe called `name` (or --recipe, ./g4.yaml, the default), with every --set applied.
 
-        `extra` are overrides a command's own flags stand for; they win over --set.
+        `flags` are values of a command's own flags by recipe key ("quantize.group_size"); they win
+        over --set, are taken as they are, and None is a flag that was not given. `section` is
+        there in the result even where the recipe does not ask for it.
         """
-        from g4tool.recipe.load import load_recipe
+        from g4tool.recipe import document
+        from g4tool.recipe.check import check
+        from g4tool.recipe.load import find
+        from g4tool.recipe.overrides import overlay
 
         if name and self.recipe_name and name != self.recipe_name:
             raise UsageError(
                 f"two recipes are named, {name!r} and --recipe {self.recipe_name!r}: give one."
             )
-        return load_recipe(name or self.recipe_name, overrides=[*self.overrides, *extra])
+        found = overlay(document.read(find(name or self.recipe_name)), self.overrides)
+        if section and found.data.get(section) is None:
+            found.data[section] = {}
+        for key, value in flags.items():
+            if value is not None:
+                _set(found, key.split("."), value)
+        return check(found)
 
     def confirm(self, question: str) -> None:
         """Ask before something large; without a terminal it takes --yes."""
@@ -91,6 +111,19 @@ class Env:
             raise UsageError(f"{question} Add --yes to go ahead.")
         if not typer.confirm(question + " Go ahead?", err=True):
             raise UsageError("stopped: nothing was fetched or changed.")
+
+
+def _set(found: "Document", keys: list[str], value: Flag) -> None:
+    """Set a value as it is: read as YAML, a path such as `a: b` would be something else."""
+    inside: Any = found.data
+    for key in keys[:-1]:
+        if inside.get(key) is None:
+            inside[key] = {}
+        inside = inside[key]
+        if not isinstance(inside, dict):
+            return  # a mistake of the recipe, which its check tells
+    inside[keys[-1]] = value
+    found.origins[tuple(keys)] = f"--{keys[-1].replace('_', '-')}"
 
 
 def command(app: typer.Typer, name: str, **settings: Any) -> Callable[..., Callable[..., None]]:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from g4tool.cli.common import Env, command
-from g4tool.cli.models import confirm_download, ensure
+from g4tool.cli.models import check_output, confirm_download, ensure, put
 from g4tool.cli.output import size
 
 HELP = """Check a checkpoint and give it canonical names.
@@ -42,20 +42,21 @@ def convert(
     """Ensure the convert stage and say what it found."""
     from g4tool.stages.build import build
 
-    overrides = [f"model={model}"] if model else []
-    overrides += [f"revision={revision}"] if revision else []
-    overrides += ["convert.materialize=true"] if materialize else []
-    overrides += [f"convert.dtype={dtype}"] if dtype else []
-    chosen = build(env.recipe(None, *overrides))
+    flags = {
+        "model": model,
+        "revision": revision,
+        "convert.materialize": materialize or None,
+        "convert.dtype": dtype,
+    }
+    chosen = build(env.recipe(None, flags))
+    check_output(env, chosen.convert, output)
     confirm_download(env, chosen.source)
     artifact = ensure(env, chosen.convert)
-    if output:
-        from g4tool.pipeline.place import place
-
-        place(artifact, output)
+    with env.store.using(artifact):
+        folder = put(env, artifact, output)
     facts = artifact.manifest["facts"]
     dropped = f", {len(facts['dropped'])} unused left out" if facts["dropped"] else ""
     env.out.result(
-        {"identity": artifact.identity, "path": str(output or artifact.path), **facts},
-        f"{output or artifact.path}  ({facts['tensors']} tensors, {size(facts['bytes'])}{dropped})",
+        {"identity": artifact.identity, "path": str(folder), **facts},
+        f"{folder}  ({facts['tensors']} tensors, {size(facts['bytes'])}{dropped})",
     )

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from g4tool.cli.common import Env, command
-from g4tool.cli.models import ensure
+from g4tool.cli.models import check_output, ensure, put
 from g4tool.cli.output import size
 from g4tool.errors import UsageError
 
@@ -34,23 +34,26 @@ def download(
 ) -> None:
     """Ensure the download stage and say where its files are."""
     from g4tool.pipeline.artifact import Source
-    from g4tool.stages.checkpoints import checkpoint_folder, checkpoint_stage
+    from g4tool.pipeline.source import resolve
+    from g4tool.stages.checkpoints import TINY_MODELS, checkpoint_folder, checkpoint_stage
 
     stage = checkpoint_stage(model, revision)
-    if isinstance(stage, Source):
+    if isinstance(stage, Source) and model not in TINY_MODELS:
         raise UsageError(f"{model} is a folder on this machine: there is nothing to download.")
-    artifact = ensure(env, stage)
-    records = {**artifact.manifest["files"], **artifact.manifest["external"]}
-    if output:
-        from g4tool.pipeline.place import place
-
-        place(artifact, output)
-    folder = output or checkpoint_folder(artifact)
+    check_output(env, stage, output)
+    if isinstance(stage, Source):
+        artifact = resolve(stage, env.store.hashes)
+        folder = put(env, artifact, output)
+    else:
+        artifact = ensure(env, stage)
+        with env.store.using(artifact):
+            folder = put(env, artifact, output) if output else checkpoint_folder(artifact)
+    records = {**artifact.manifest["files"], **artifact.manifest.get("external", {})}
     total = sum(record["size"] for record in records.values())
     env.out.result(
         {
             "model": model,
-            **artifact.manifest["parameters"],
+            **artifact.manifest.get("parameters", {}),
             "identity": artifact.identity,
             "files": records,
             "path": str(folder),

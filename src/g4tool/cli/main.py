@@ -1,6 +1,6 @@
 """The `g4` command: registers every command, runs one, and formats every failure once."""
 
-import os
+import signal
 import sys
 from typing import Annotated, NoReturn
 
@@ -8,7 +8,7 @@ import typer
 from typer import _click
 
 from g4tool import __version__
-from g4tool.cli import build, cache, convert, download, quantize, run
+from g4tool.cli import build, cache, convert, download, evaluate, quantize, run
 from g4tool.cli import recipe as recipe_commands
 from g4tool.cli.common import (
     DebugOption,
@@ -20,7 +20,7 @@ from g4tool.cli.common import (
     YesOption,
     merge,
 )
-from g4tool.cli.output import Output
+from g4tool.cli.output import Output, OutputError, discard_stdout, open_streams
 from g4tool.errors import G4Error
 
 HELP = """Take a Gemma 4 model from the Hub to where it runs.
@@ -36,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for module in (build, download, convert, quantize, run):
+for module in (build, download, convert, quantize, run, evaluate):
     module.register(app)
 app.add_typer(recipe_commands.app, name="recipe")
 app.add_typer(cache.app, name="cache")
@@ -48,7 +48,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def shared(
     context: typer.Context,
     recipe: RecipeOption = None,
@@ -64,11 +63,25 @@ def shared(
 ) -> None:
     """Keep the options given before the command's name for the command."""
     values = {"recipe": recipe, "set": set, "json": json, "quiet": quiet}
-    context.obj = merge(None, values | {"debug": debug, "yes": yes, "home": home})
+    root = context.find_root()
+    root.obj = merge(root.obj, values | {"debug": debug, "yes": yes, "home": home})
+
+
+for group in (app, recipe_commands.app, cache.app):
+    group.callback()(shared)
+
+
+_INTERRUPTED, _TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
+_GO_ON = "; what was finished is kept, run the same command to go on."
+
+
+class _Terminated(BaseException):
+    """SIGTERM came. No Exception, so that only clean-up code sees it on its way out."""
 
 
 def main() -> NoReturn:
-    """Run the command line; exit 0 when done, 1 failed, 2 wrong usage, 3 done as far as possible.
+    """Run the command line; exit 0 when done, 1 failed, 2 wrong usage, 3 done as far as possible,
+    130 interrupted, 143 terminated.
 
     Typer's own handling is off: its usage errors would print no JSON under --json.
     """
@@ -76,22 +89,31 @@ def main() -> NoReturn:
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     out = Output(as_json="--json" in options)
     try:
+        open_streams()
+        if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, _terminate)
         code = app(arguments, prog_name="g4", standalone_mode=False)
-        _exit(code if isinstance(code, int) else 0)
+        if code == _INTERRUPTED:  # what typer makes of a KeyboardInterrupt
+            raise KeyboardInterrupt
+        _exit(out, code if isinstance(code, int) else 0)
     except typer.Abort:
         _fail(out, "stopped.", 1)
     except _click.exceptions.NoArgsIsHelpError as error:
         print(error.format_message(), file=sys.stderr)
-        _exit(2)
+        _exit(out, 2)
     except _click.exceptions.ClickException as error:
         context = getattr(error, "ctx", None)
         where = f" See `{context.command_path} --help`." if context else ""
         _fail(out, error.format_message().rstrip() + where, error.exit_code)
     except KeyboardInterrupt:
-        _fail(out, "interrupted; what was finished is kept, run the same command to go on.", 130)
+        _fail(out, f"interrupted{_GO_ON}", _INTERRUPTED)
+    except _Terminated:
+        _fail(out, f"terminated{_GO_ON}", _TERMINATED)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _exit(1)
+        _exit(out, 1)
+    except OutputError as error:
+        out.fault(str(error))
+        _exit(out, 1)
     except G4Error as error:
         if "--debug" in options:
             raise
@@ -100,6 +122,15 @@ def main() -> NoReturn:
         if "--debug" in options:
             raise
         _fail(out, f"{_unexpected(error)} Run again with --debug for the traceback.", 1)
+    finally:
+        if signal.getsignal(signal.SIGTERM) == _terminate:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _terminate(*_: object) -> NoReturn:
+    # A second one ends the process at once.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    raise _Terminated
 
 
 def _unexpected(error: Exception) -> str:
@@ -109,8 +140,17 @@ def _unexpected(error: Exception) -> str:
 
 def _fail(out: Output, message: str, code: int) -> NoReturn:
     out.error(message, code)
-    _exit(code)
+    _exit(out, code)
 
 
-def _exit(code: int) -> NoReturn:
+def _exit(out: Output, code: int) -> NoReturn:
+    """End the process with `code`, or with 1 where the last of a result cannot be written."""
+    try:
+        out.answer("")
+    except BrokenPipeError:
+        discard_stdout()
+        code = code or 1
+    except OutputError as error:
+        out.fault(str(error))
+        code = code or 1
     sys.exit(code)

@@ -1,10 +1,14 @@
 """What several commands do with MODEL: ask before a large download, show what each stage did."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from g4tool.cli.common import Env
 from g4tool.cli.output import size
+from g4tool.errors import UsageError
 
 if TYPE_CHECKING:
     from g4tool.pipeline.artifact import Artifact, Decision, Source
@@ -43,6 +47,32 @@ def ensure(env: Env, stage: "Stage") -> "Artifact":
         )
 
 
+def check_output(env: Env, stage: "Stage | Source", output: Path | None) -> None:
+    """Refuse an --output that cannot take the stage's artifact, before the work for it."""
+    if output:
+        from g4tool.pipeline.artifact import Source
+        from g4tool.pipeline.place import check_target
+
+        with env.out.progress() as report:
+            given = isinstance(stage, Source)
+            identity = None if given else env.store.identity(stage, report)
+            check_target(output, identity, env.store.home)
+
+
+def put(env: Env, artifact: "Artifact", output: Path | None) -> Path:
+    """Place the artifact for --output; returns the folder to name to the user.
+
+    A view stays a view: it refers to the source's files, and only a download's are copied.
+    """
+    if not output:
+        return artifact.path
+    from g4tool.pipeline.place import place
+
+    with env.out.progress() as report:
+        place(artifact, output, external=artifact.stage == "download", report=report)
+    return output
+
+
 def confirm_download(env: Env, source: "Stage | Source") -> None:
     """Ask before gigabytes are fetched for a command that is about something else."""
     from g4tool.stages.checkpoints import DownloadStage
@@ -58,14 +88,49 @@ def confirm_download(env: Env, source: "Stage | Source") -> None:
 
 
 def find_model(env: Env, model: str, revision: str) -> Path:
-    """The folder that holds MODEL, fetched or made first where that is needed."""
-    from g4tool.pipeline.artifact import Source
-    from g4tool.stages.checkpoints import checkpoint_folder, checkpoint_stage
+    """The folder that holds MODEL, fetched or made first where that is needed.
 
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
+    `using_model` also keeps it from being pruned while it is read.
+    """
+    with using_model(env, model, revision) as folder:
+        return folder
+
+
+@contextmanager
+def using_model(env: Env, model: str, revision: str) -> Iterator[Path]:
+    """The folder that holds MODEL, which nobody prunes while this lasts."""
+    from g4tool.pipeline.artifact import Source
+    from g4tool.pipeline.home import user_path
+    from g4tool.stages.checkpoints import TINY_MODELS, checkpoint_folder, checkpoint_stage
+
+    path = user_path(Path(model))
+    if model not in TINY_MODELS and path.is_dir():
+        with _using_folder(env, path):
+            yield path
+        return
     stage = checkpoint_stage(model, revision)
-    assert not isinstance(stage, Source), "only a folder is a source"
+    if isinstance(stage, Source):
+        yield stage.path
+        return
     confirm_download(env, stage)
-    return checkpoint_folder(ensure(env, stage))
+    artifact = ensure(env, stage)
+    with env.store.using(artifact):
+        yield checkpoint_folder(artifact)
+
+
+@contextmanager
+def _using_folder(env: Env, folder: Path) -> Iterator[None]:
+    """Keep `folder` if it is an artifact of the store; a folder elsewhere needs no store."""
+    from g4tool.pipeline import manifest
+    from g4tool.pipeline.store import default_home
+
+    real = Path(os.path.realpath(folder))
+    try:
+        artifacts = os.path.realpath((env.home or default_home()) / "artifacts")
+    except UsageError:
+        artifacts = None
+    if str(real.parent.parent) != artifacts or not (real / manifest.NAME).is_file():
+        yield
+        return
+    with env.store.using(manifest.load(real)):
+        yield

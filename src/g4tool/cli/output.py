@@ -1,12 +1,20 @@
 """The one place that writes to the terminal: results to stdout, everything else to stderr."""
 
+import codecs
+import io
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from g4tool.errors import G4Error
 from g4tool.progress import Progress, Report, silent
+
+
+class OutputError(G4Error):
+    """Standard output is closed or takes no more: there is no use in going on."""
 
 
 class Output:
@@ -17,12 +25,24 @@ class Output:
         self.quiet = quiet or as_json
 
     def result(self, data: dict[str, Any], text: str) -> None:
-        """Print a command's result: `data` under --json, `text` otherwise."""
+        """Print a command's result: `data` under --json, `text` otherwise. Raises OutputError."""
         if self.as_json:
-            print(json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False))
+            self.answer(_json(data) + "\n")
         elif text:
-            print(text)
-        sys.stdout.flush()
+            self.answer(text + "\n")
+
+    def answer(self, text: str) -> None:
+        """Stream a part of a result. Raises OutputError."""
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            discard_stdout()
+            raise OutputError(
+                f"standard output takes no more ({error.strerror or error}): redirect it elsewhere."
+            ) from error
 
     def note(self, text: str) -> None:
         """Tell a person something that is not the result."""
@@ -42,10 +62,17 @@ class Output:
     def error(self, text: str, exit_code: int) -> None:
         """Print a failure: an object with `error` under --json, one line on stderr otherwise."""
         if self.as_json:
-            print(json.dumps({"error": {"message": text, "exit_code": exit_code}}, indent=2))
-            sys.stdout.flush()
-        else:
-            print(f"g4: {text}", file=sys.stderr, flush=True)
+            try:
+                self.answer(_json({"error": {"message": text, "exit_code": exit_code}}) + "\n")
+                return
+            except OutputError:
+                # Then a person may still read it.
+                pass
+        self.fault(text)
+
+    def fault(self, text: str) -> None:
+        """Print what went wrong for a person, whatever the flags say."""
+        print(f"g4: {text}", file=sys.stderr, flush=True)
 
     @contextmanager
     def progress(self) -> Iterator[Report]:
@@ -72,6 +99,40 @@ class Output:
                 bars.update(tasks[step.job], completed=step.done, total=step.total, note=step.note)
 
             yield report
+
+
+def open_streams() -> None:
+    """Make the standard streams usable as they are given. Raises OutputError without a stdout.
+
+    Characters that the terminal's encoding lacks come out as escapes; input that is no text in its
+    encoding raises UnicodeDecodeError when it is read.
+    """
+    # `open` takes the lowest free descriptor, so each stands where the closed stream was and no
+    # other file can come to stand there.
+    closed = sys.stdout is None
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115 (open as long as the process)
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if closed:
+        raise OutputError("standard output is closed: redirect it to a file or to /dev/null.")
+    for stream, errors in ((sys.stdin, "strict"), (sys.stdout, "backslashreplace")):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
+
+
+def discard_stdout() -> None:
+    """Send what is still to be written to stdout nowhere, so that no later flush fails again."""
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+def _json(data: dict[str, Any]) -> str:
+    # Only UTF-8 holds every character, and an escape of the encoding's own would be no JSON.
+    utf8 = codecs.lookup(sys.stdout.encoding or "ascii").name == "utf-8"
+    return json.dumps(data, indent=2, sort_keys=True, ensure_ascii=not utf8)
 
 
 def size(count: float) -> str:

@@ -2,15 +2,16 @@
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from g4tool.cli.common import Env, command
-from g4tool.cli.models import find_model
-from g4tool.cli.output import size
-from g4tool.errors import UsageError
+from g4tool.cli.models import using_model
+from g4tool.cli.output import OutputError, size
+from g4tool.errors import G4Error, UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -65,9 +66,11 @@ def run(
         raise UsageError("--json gives one object for one prompt: leave out --chat.")
     interactive = chat or (prompt is None and sys.stdin.isatty() and not raw and not env.as_json)
     if prompt is None and not interactive:
-        if sys.stdin.isatty():
+        prompt = "" if sys.stdin.isatty() else _read(sys.stdin.read)
+        if not prompt:
             raise UsageError("there is no prompt: give one, or pipe one in.")
-        prompt = sys.stdin.read()
+    _check_text("PROMPT", prompt)
+    _check_text("--system", system)
 
     from g4tool.generate.sampler import Sampling
     from g4tool.stages.environment import choose_device
@@ -78,8 +81,8 @@ def run(
     sampling = Sampling(temperature, top_k, top_p, seed)
     numbers, place = parse_dtype(dtype), choose_device(device)
     began = time.perf_counter()
-    folder = find_model(env, model, revision)
-    conversation = _load(env, folder, numbers, place, raw, system, thinking)
+    with using_model(env, model, revision) as folder:
+        conversation = _load(env, folder, numbers, place, raw, system, thinking)
     loaded = time.perf_counter() - began
     if interactive:
         _converse(env, conversation, prompt, sampling, max_new_tokens)
@@ -115,8 +118,7 @@ def _writer(env: Env) -> "Write":
         if piece.channel is not None:
             env.out.thought(piece.text)
         elif not env.as_json:
-            sys.stdout.write(piece.text)
-            sys.stdout.flush()
+            env.out.answer(piece.text)
 
     return write
 
@@ -128,7 +130,10 @@ def _converse(
     sampling: "Sampling",
     max_new_tokens: int,
 ) -> None:
-    """Turns until the input ends; an interrupt ends the answer, a second one the chat."""
+    """Turns until the input ends; an interrupt ends the answer, a second one the chat.
+
+    A turn that fails is told, and the chat goes on as if it had not been.
+    """
     while True:
         if prompt is None:
             prompt = _next_line()
@@ -136,10 +141,16 @@ def _converse(
                 return
         if prompt.strip():
             try:
-                conversation.say(prompt.strip(), _writer(env), sampling, max_new_tokens)
+                conversation.say(
+                    prompt.strip(), _writer(env), sampling, max_new_tokens, env.out.warn
+                )
             except KeyboardInterrupt:
                 env.out.note(" (interrupted)")
-            print(flush=True)
+            except OutputError:
+                raise
+            except G4Error as error:
+                env.out.fault(str(error))
+            env.out.answer("\n")
         prompt = None
 
 
@@ -147,8 +158,26 @@ def _next_line() -> str | None:
     if sys.stdin.isatty():
         sys.stderr.write("> ")
         sys.stderr.flush()
-    line = sys.stdin.readline()
+    line = _read(sys.stdin.readline)
     return None if not line or line.strip() in ("/exit", "/quit") else line
+
+
+def _read(read: Callable[[], str]) -> str:
+    try:
+        return read()
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"standard input is no {error.encoding} text ({error.reason}, byte {error.start}):"
+            " convert it first."
+        ) from error
+
+
+def _check_text(name: str, text: str | None) -> None:
+    try:
+        (text or "").encode("utf-8")
+    except UnicodeEncodeError as error:
+        # Python hands on bytes that are no text as half characters, which no tokenizer takes.
+        raise UsageError(f"{name} is no UTF-8 text at character {error.start}.") from error
 
 
 def _report(
@@ -176,7 +205,7 @@ def _report(
         )
         return
     if text and not text.endswith("\n"):
-        print(flush=True)
+        env.out.answer("\n")
     env.out.note(
         f"load {load_seconds:.2f} s, prefill {figures.prefill_tokens} tokens at "
         f"{figures.prefill_rate:.1f} tok/s, decode {figures.decode_tokens} tokens at "

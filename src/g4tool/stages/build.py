@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from g4tool.errors import UsageError
 from g4tool.pipeline.artifact import Source
 from g4tool.pipeline.stage import Stage
-from g4tool.quantize.options import is_qat_source
+from g4tool.quantize.options import check_options, is_qat_source
 from g4tool.recipe.model import Recipe
 from g4tool.stages.checkpoints import checkpoint_stage
 from g4tool.stages.convert import ConvertStage
@@ -47,7 +47,7 @@ class Build:
 
 def build(recipe: Recipe, device: str | None = None) -> Build:
     """The stages of `recipe`. `device` overrides the recipe's own. A Hub model's revision is looked
-    up, so this may need the network."""
+    up, so this may need the network. Raises UsageError for options that contradict each other."""
     source = checkpoint_stage(recipe.model, recipe.revision)
     convert = ConvertStage(source, recipe.convert.materialize, recipe.convert.dtype)
     later = {
@@ -60,5 +60,7 @@ def build(recipe: Recipe, device: str | None = None) -> Build:
         return Build(source, convert, None, unbuilt)
     wanted = device or (None if recipe.quantize.device == "auto" else recipe.quantize.device)
     qat = is_qat_source(recipe.model)
-    quantize = QuantizeStage(convert, options_of(recipe.quantize), qat, choose_device(wanted))
+    options = options_of(recipe.quantize)
+    check_options(options)
+    quantize = QuantizeStage(convert, options, qat, choose_device(wanted))
     return Build(source, convert, quantize, unbuilt)

@@ -10,6 +10,7 @@ from pathlib import Path
 from g4tool.errors import UsageError
 from g4tool.pipeline.artifact import Artifact, Source
 from g4tool.pipeline.fingerprint import Json
+from g4tool.pipeline.home import user_path
 from g4tool.pipeline.stage import Stage
 from g4tool.pipeline.work import Work
 
@@ -58,7 +59,7 @@ def checkpoint_stage(model: str, revision: str = "main") -> Stage | Source:
         from g4tool.checkpoint.tiny import tiny_folder
 
         return Source(tiny_folder(model))
-    path = Path(model).expanduser()
+    path = user_path(Path(model))
     if path.is_dir():
         return folder_source(path)
     if path.is_file():
@@ -74,11 +75,19 @@ def checkpoint_stage(model: str, revision: str = "main") -> Stage | Source:
 def folder_source(folder: Path) -> Source:
     """A checkpoint's folder as an input: its safetensors files and the small ones beside them.
 
-    Other weights in the folder (GGUF, pickles) are no part of it, and are not hashed.
+    Other weights in the folder (GGUF, pickles) are no part of it, and are not hashed. A view stands
+    for the folder that it refers to.
     """
     from g4tool.checkpoint.folder import side_files
+    from g4tool.checkpoint.view import VIEW, source_folder
 
-    shards = [path.name for path in folder.glob("*.safetensors*") if path.is_file()]
+    if (folder / VIEW).is_file():
+        folder = source_folder(folder)
+    shards = [
+        path.name
+        for path in folder.glob("*.safetensors*")
+        if path.is_file() and not path.name.startswith(".")
+    ]
     return Source(folder, tuple(sorted({*side_files(folder), *shards})))
 
 

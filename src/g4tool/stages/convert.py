@@ -1,5 +1,6 @@
 """The stage that checks a checkpoint and gives it canonical names, as a view or as new shards."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ class ConvertStage:
     materialize: bool = False
     dtype: str | None = None
     name: str = "convert"
-    version: int = 1
+    version: int = 2
 
     @property
     def inputs(self) -> tuple[Stage | Source]:
@@ -39,6 +40,12 @@ class ConvertStage:
         """Nothing: values are copied or rounded to nearest, the same everywhere."""
         return {}
 
+    def intact(self, artifact: Artifact) -> str | None:
+        """Whether the manifest says what the next stages read in it."""
+        return missing_fact(
+            artifact, {"source": dict, "tensors": int, "bytes": int, "dropped": dict}
+        )
+
     def run(self, work: Work) -> None:
         """Write view.json beside references to the source's files, or a new checkpoint."""
         from g4tool.checkpoint.folder import side_files
@@ -48,10 +55,10 @@ class ConvertStage:
 
         (given,) = work.inputs
         checkpoint = open_checkpoint(checkpoint_folder(given))
+        checkpoint.check_finite(work.report)
         if self.materialize:
             self._materialize(work, checkpoint)
         else:
-            checkpoint.check_finite(work.report)
             work.file(VIEW, lambda path: write_json(path, view_content(checkpoint)))
             names = [path.name for path in checkpoint.files]
             for name in (*names, *side_files(checkpoint.folder)):
@@ -91,6 +98,14 @@ def _write_shard(members: "dict[str, Spec]", read: "ReadRows", work: Work, path:
     from g4tool.checkpoint.writer import write_shard
 
     write_shard(path, members, read, report=work.report)
+
+
+def missing_fact(artifact: Artifact, facts: Mapping[str, type]) -> str | None:
+    """What the manifest lacks of `facts`, name and type; None when nothing."""
+    for name, kind in facts.items():
+        if not isinstance(artifact.manifest["facts"].get(name), kind):
+            return f"its manifest does not say its {name}"
+    return None
 
 
 def origin(artifact: Artifact) -> dict[str, Json]:

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from g4tool import __version__
+from g4tool.pipeline.artifact import Artifact
 from g4tool.pipeline.fingerprint import Json
 from g4tool.pipeline.stage import Stage
 from g4tool.pipeline.work import Work
 from g4tool.recipe.model import Quantize
 from g4tool.stages.checkpoints import copy_file
+from g4tool.stages.convert import missing_fact
 from g4tool.stages.environment import device_class, library_version
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ class QuantizeStage:
     qat: bool
     device: str
     name: str = "quantize"
-    version: int = 1
+    version: int = 2
 
     @property
     def inputs(self) -> tuple[Stage]:
@@ -59,13 +61,17 @@ class QuantizeStage:
         libraries = {name: library_version(name) for name in ("torch", "torchao")}
         return {**libraries, "device": device_class(self.device), "compile": "eager"}
 
+    def intact(self, artifact: Artifact) -> str | None:
+        """Whether the manifest holds the account."""
+        return missing_fact(artifact, {"tensors": list, "notes": list})
+
     def run(self, work: Work) -> None:
         """Write the bundle: its shards, journaled one by one, then the small files."""
         from g4tool.checkpoint.folder import CONFIG
         from g4tool.checkpoint.reader import open_checkpoint
         from g4tool.checkpoint.writer import INDEX
         from g4tool.files import write_json
-        from g4tool.formats.bundle import BUNDLE
+        from g4tool.formats.bundle import BUNDLE, fingerprint
         from g4tool.quantize import account, bundle, driver, policy
 
         (view,) = work.inputs
@@ -78,8 +84,13 @@ class QuantizeStage:
         work.expect(len(units) + len(side_files) + 2 + (len(units) > 1))
         work.need(index["metadata"]["total_size"])
 
+        source, recipe = view.manifest["facts"]["source"], self.parameters()
+        mark = fingerprint(source, recipe)
+
         def shard(unit: driver.Unit, path: Path) -> Json:
-            found = driver.quantize_unit(checkpoint, unit, path, self.device, work.report)
+            found = driver.quantize_unit(
+                checkpoint, unit, path, self.device, work.report, fingerprint=mark
+            )
             return account.to_json(found)
 
         made = [work.file(unit.file, partial(shard, unit)) for unit in units]
@@ -88,9 +99,10 @@ class QuantizeStage:
         lineage = bundle.lineage(
             checkpoint,
             accounts,
-            source=view.manifest["facts"]["source"],
-            recipe=self.parameters(),
+            source=source,
+            recipe=recipe,
             versions={**self.environment(), "g4": __version__},
+            fingerprint=mark,
         )
         config = bundle.bundle_config(checkpoint, self.options, plans)
         work.file(CONFIG, lambda path: write_json(path, config))

@@ -1,0 +1,64 @@
+"""What `g4 quantize --target-bpw` and `--target-size` do before quantizing: choose bits, say so."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from g4tool.cli.common import Env
+from g4tool.cli.models import find_model
+from g4tool.cli.output import size
+from g4tool.errors import UsageError
+
+if TYPE_CHECKING:
+    from g4tool.recipe.model import Recipe
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kKMG]?B?)")
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "18.5GB", "900 MB" or "2000000". Raises UsageError for anything else."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None or found[2].upper() not in _UNITS:
+        raise UsageError(f"--target-size {text}: give a size such as 18.5GB or 900MB.")
+    return round(float(found[1]) * _UNITS[found[2].upper()])
+
+
+def assigned(
+    env: Env,
+    recipe: "Recipe",
+    bits: float | None,
+    nbytes: int | None,
+    save: Path | None,
+    device: str,
+) -> "Recipe":
+    """The recipe with bits chosen for each matrix by measured sensitivity, saved as a file."""
+    import torch
+
+    from g4tool.evaluate.corpus import shipped_texts
+    from g4tool.files import write_text
+    from g4tool.recipe.load import dump
+    from g4tool.stages.assign import recipe_of
+    from g4tool.stages.evaluate import find_assignment, load_subject
+
+    goal = f"{bits:g}bpw" if bits is not None else f"{size(nbytes or 0)}".replace(" ", "")
+    name = f"{Path(recipe.model).name}-{goal}"
+    path = save or Path(f"{name}.yaml")
+    if path.exists():
+        raise UsageError(f"{path} is there already: give another file with --save-recipe.")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--save-recipe {path}: the folder {path.parent} does not exist.")
+    folder = find_model(env, recipe.model, recipe.revision)
+    with env.out.progress() as report:
+        base = load_subject(recipe.model, folder, torch.float32, device, report)
+        found = find_assignment(
+            base, shipped_texts(), bits_per_weight=bits, nbytes=nbytes, report=report
+        )
+    chosen = recipe_of(found.options, name, recipe.model, recipe.revision)
+    write_text(path, dump(chosen))
+    row = found.row
+    env.out.note(
+        f"bits chosen by measured KL: {size(row.nbytes)}, {row.bits_per_weight:.3f} bits a weight, "
+        f"mean KL {row.fidelity.kl_mean:.4g} nats/token; rules written to {path} (g4 build {path})"
+    )
+    return chosen
