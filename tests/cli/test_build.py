@@ -288,10 +288,10 @@ def test_prune_says_what_an_interrupted_run_would_go_on_with(
     home = ("--home", str(tmp_path))
     real = driver.quantize_unit
 
-    def full(checkpoint, unit, path, *rest):  # type: ignore[no-untyped-def]
+    def full(checkpoint, unit, path, *rest, **more):  # type: ignore[no-untyped-def]
         if "00004-of" in unit.file:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return real(checkpoint, unit, path, *rest)
+        return real(checkpoint, unit, path, *rest, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr(driver, "quantize_unit", full)
