@@ -4,13 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-PROMPT ?= The old lighthouse keeper opened the door and
+SEED ?= 1
+PROMPT ?= Tell me a story.
 
 .PHONY: demo test lint bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/g4 build tiny-31b --output build/tiny-31b
-	$(BIN)/g4 run build/tiny-31b "$(PROMPT)" --raw --max-new-tokens 48
+	$(BIN)/g4 run build/tiny-31b "$(PROMPT)" --temperature 0.7 --top-k 40 --seed $(SEED) --max-new-tokens 120
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
