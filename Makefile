@@ -11,7 +11,7 @@ PROMPT ?= Tell me a story.
 
 demo: $(VENV)/.installed
 	$(BIN)/g4 build tiny-31b --output build/tiny-31b
-	$(BIN)/g4 run build/tiny-31b "$(PROMPT)" --temperature 0.7 --top-k 40 --seed $(SEED) --max-new-tokens 120
+	OMP_NUM_THREADS=1 $(BIN)/g4 run build/tiny-31b "$(PROMPT)" --temperature 0.7 --top-k 40 --seed $(SEED) --max-new-tokens 120
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup

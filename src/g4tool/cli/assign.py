@@ -32,7 +32,10 @@ def assigned(
     save: Path | None,
     device: str,
 ) -> "Recipe":
-    """The recipe with bits chosen for each matrix by measured sensitivity, saved as a file."""
+    """The recipe with bits chosen for each matrix by measured sensitivity, saved as a file.
+
+    A file of the same goal from an earlier run is used as it is.
+    """
     import torch
 
     from g4tool.evaluate.corpus import shipped_texts
@@ -45,7 +48,7 @@ def assigned(
     name = f"{Path(recipe.model).name}-{goal}"
     path = save or Path(f"{name}.yaml")
     if path.exists():
-        raise UsageError(f"{path} is there already: give another file with --save-recipe.")
+        return _chosen_before(env, path, name)
     if not path.absolute().parent.is_dir():
         raise UsageError(f"--save-recipe {path}: the folder {path.parent} does not exist.")
     folder = find_model(env, recipe.model, recipe.revision)
@@ -62,3 +65,14 @@ def assigned(
         f"mean KL {row.fidelity.kl_mean:.4g} nats/token; rules written to {path} (g4 build {path})"
     )
     return chosen
+
+
+def _chosen_before(env: Env, path: Path, name: str) -> "Recipe":
+    """The rules that an earlier run chose for this very goal. Raises UsageError for other files."""
+    from g4tool.recipe.load import load_recipe
+
+    found = load_recipe(path)
+    if found.name != name:
+        raise UsageError(f"{path} is another recipe, {found.name}: name a file with --save-recipe.")
+    env.out.note(f"using the rules in {path}; remove the file to measure again")
+    return found

@@ -104,7 +104,9 @@ def main() -> NoReturn:
     except _click.exceptions.ClickException as error:
         context = getattr(error, "ctx", None)
         where = f" See `{context.command_path} --help`." if context else ""
-        _fail(out, error.format_message().rstrip() + where, error.exit_code)
+        message = error.format_message().rstrip()
+        stop = "" if message.endswith((".", "?", "!")) else "."
+        _fail(out, message + stop + where, error.exit_code)
     except KeyboardInterrupt:
         _fail(out, f"interrupted{_GO_ON}", _INTERRUPTED)
     except _Terminated:
