@@ -46,9 +46,11 @@ def journaled(home: Path) -> dict[str, State]:
     for journal in home.glob("artifacts/quantize/*.partial/journal.jsonl"):
         for line in journal.read_text().splitlines(keepends=True):
             if line.endswith("\n"):
-                name = json.loads(line)["file"]
-                stat = (journal.parent / "files" / name).stat()
-                states[name] = (stat.st_ino, stat.st_mtime_ns)
+                path = journal.parent / "files" / json.loads(line)["file"]
+                # Killed after the last rename: the artifact is whole, only its journal is left.
+                if path.exists():
+                    stat = path.stat()
+                    states[path.name] = (stat.st_ino, stat.st_mtime_ns)
     return states
 
 
