@@ -1,9 +1,18 @@
+from collections.abc import Iterable
+
 import pytest
 
-from g4tool.recipe.document import RecipeError
+from g4tool.recipe.check import check
+from g4tool.recipe.document import Document, RecipeError
 from g4tool.recipe.load import load_recipe
 from g4tool.recipe.model import Recipe
-from g4tool.recipe.overrides import apply_overrides
+from g4tool.recipe.overrides import overlay
+
+
+def apply_overrides(recipe: Recipe, settings: Iterable[str]) -> Recipe:
+    """`recipe` with the settings laid over it, checked again."""
+    data = recipe.model_dump(mode="json", by_alias=True)
+    return check(overlay(Document(data, {(): f"recipe {recipe.name}"}), settings))
 
 
 @pytest.fixture

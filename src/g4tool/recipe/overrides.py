@@ -5,18 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from g4tool.recipe import document as documents
-from g4tool.recipe.check import check
 from g4tool.recipe.document import Document, Problem, RecipeError
-from g4tool.recipe.model import Recipe
-
-
-def apply_overrides(recipe: Recipe, settings: Iterable[str]) -> Recipe:
-    """`recipe` with every "a.b=value" of `settings` set, in order, and checked again.
-
-    Raises RecipeError, whose lines name the setting.
-    """
-    data = recipe.model_dump(mode="json", by_alias=True)
-    return check(overlay(Document(data, {(): f"recipe {recipe.name}"}), settings))
 
 
 def overlay(document: Document, settings: Iterable[str]) -> Document:
