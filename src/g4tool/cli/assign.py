@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from g4tool.cli.common import Env
-from g4tool.cli.models import find_model
+from g4tool.cli.models import using_model
 from g4tool.cli.output import size
 from g4tool.errors import UsageError
 
@@ -51,8 +51,7 @@ def assigned(
         return _chosen_before(env, path, name)
     if not path.absolute().parent.is_dir():
         raise UsageError(f"--save-recipe {path}: the folder {path.parent} does not exist.")
-    folder = find_model(env, recipe.model, recipe.revision)
-    with env.out.progress() as report:
+    with using_model(env, recipe.model, recipe.revision) as folder, env.out.progress() as report:
         base = load_subject(recipe.model, folder, torch.float32, device, report)
         found = find_assignment(
             base, shipped_texts(), bits_per_weight=bits, nbytes=nbytes, report=report
