@@ -10,13 +10,16 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     import torch
 
+    from g4tool.backends.executorch.runtime import ExportedModel
     from g4tool.model.text import TextModel
 
 
 def load(
     model: str, *, dtype: "torch.dtype | None" = None, device: str = "cpu", revision: str = "main"
-) -> "TextModel":
+) -> "TextModel | ExportedModel":
     """The canonical model of a Hub id, a folder (checkpoint, view or bundle) or a tiny model.
+
+    Of the folder of an exported program it is the program, called in the same way.
 
     `dtype` is that of activations and of every weight that is not quantized (default bfloat16).
     Calling the result on `input_ids` [B, S] int64 gives logits [B, S, vocab]. Raises G4Error with

@@ -228,13 +228,12 @@ def test_what_cannot_be_generated(
 class _Fake:
     """The methods generation may use, and nothing else; the next token is the last plus one."""
 
+    device = torch.device("cpu")
+
     def __init__(self, bad_at: int = 1000) -> None:
         self.config = config_of("dense")
         self.calls: list[tuple[int, int]] = []
         self.bad_at = bad_at
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        yield nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))
 
     def hidden(
         self, input_ids: Tensor, start: Tensor | None = None, pad: Tensor | None = None
@@ -247,10 +246,8 @@ class _Fake:
         logits = nn.functional.one_hot(hidden[..., 0].long() + 1, VOCAB).float()
         return logits.masked_fill(hidden >= self.bad_at, math.nan)
 
-    def allocate_cache(
-        self, batch: int, length: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self.cache = (batch, length, dtype, device.type)
+    def allocate_cache(self, batch: int, length: int) -> None:
+        self.cache = (batch, length)
 
     def reset_cache(self) -> None: ...
 
@@ -261,7 +258,7 @@ def test_positions_and_chunks_given_to_the_model() -> None:
     fake = _Fake()
     assert _rows(generate(fake, [[10] * 7], max_new_tokens=3, prefill_chunk=3), 1) == [[11, 12, 13]]
     assert fake.calls == [(0, 3), (3, 3), (6, 1), (7, 1), (8, 1)]
-    assert fake.cache == (1, 10, torch.bfloat16, "cpu")
+    assert fake.cache == (1, 10)
 
 
 def test_scores_that_are_not_finite_stop_with_a_reason() -> None:

@@ -1,4 +1,6 @@
 import os
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,3 +113,53 @@ def test_need_counts_what_is_done(
     work.need(1000)
     with pytest.raises(G4Error, match=r"needs 401 bytes more in .*, where 400 are free: make room"):
         work.need(1001)
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_each_gives_results_in_order_and_resumes(begin: Callable[..., Work], at_once: int) -> None:
+    names = [f"{number}" for number in range(9)]
+    begin().file("4", write(b"four!"))
+    work = begin()
+    makes = {name: never if name == "4" else write(b"x" * int(name)) for name in names}
+    sizes = [5 if name == "4" else int(name) for name in names]
+    assert work.each(makes, at_once) == [{"bytes": size} for size in sizes]
+    assert set(work.files) == set(names)
+    assert begin().each(dict.fromkeys(names, never), at_once) == [{"bytes": s} for s in sizes]
+
+
+def test_each_makes_several_at_a_time(begin: Callable[..., Work]) -> None:
+    together = threading.Barrier(3, timeout=20)
+
+    def make(path: Path) -> None:
+        together.wait()
+        path.write_bytes(b"x")
+
+    assert begin().each(dict.fromkeys("abc", make), 3) == [None] * 3
+
+
+def test_each_keeps_what_was_whole_when_one_fails(begin: Callable[..., Work]) -> None:
+    whole = threading.Event()
+
+    def first(path: Path) -> None:
+        path.write_bytes(b"a")
+        whole.set()
+
+    def failing(path: Path) -> None:
+        path.write_bytes(b"half")
+        whole.wait(20)
+        raise G4Error("no more.")
+
+    later = [f"later{number}" for number in range(20)]
+    made: list[str] = []
+
+    def slow(path: Path) -> None:
+        made.append(path.name)
+        time.sleep(0.05)
+        path.write_bytes(b"c")
+
+    with pytest.raises(G4Error, match="no more"):
+        begin().each({"a": first, "b": failing, **dict.fromkeys(later, slow)}, 2)
+    assert len(made) < len(later)
+    again = begin()
+    assert again.file("a", never) is None
+    assert not (again.path / "b").exists()

@@ -74,17 +74,23 @@ class Checkpoint:
         """File name and key of each part of a canonical name or an extra, in order."""
         return [(self._file_of[key], key) for key in self._pieces.get(name, (name,))]
 
-    def read(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Rows start:stop of dimension 0 of a canonical name or an extra, in fresh memory."""
+    def read(
+        self, name: str, start: int = 0, stop: int | None = None, pinned: bool = False
+    ) -> torch.Tensor:
+        """Rows start:stop of dimension 0 of a canonical name or an extra, in fresh memory.
+
+        `pinned`: in page-locked memory.
+        """
         keys = self._pieces.get(name, (name,))
         if keys[0] == self.hf_name(name):
-            return self._file(keys[0]).read(keys[0], start, stop)
+            return self._file(keys[0]).read(keys[0], start, stop, pinned)
         info = self._infos[name]
         stop = info.rows if stop is None else stop
         if not 0 <= start <= stop <= info.rows:
             raise ValueError(f"rows {start}:{stop} of {name}, which has {info.rows}")
         each = len(keys) // info.rows
-        result = torch.empty((stop - start, *info.shape[1:]), dtype=info.dtype)
+        shape = (stop - start, *info.shape[1:])
+        result = torch.empty(shape, dtype=info.dtype, pin_memory=pinned)
         parts = result.view(stop - start, each, -1, info.shape[-1])
         for index, key in enumerate(keys[start * each : stop * each]):
             parts[index // each, index % each] = self._file(key).read(key)

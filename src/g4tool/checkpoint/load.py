@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from g4tool.checkpoint.lazy import Checkpoint
+from g4tool.checkpoint.upload import reader
 from g4tool.errors import G4Error
 from g4tool.model.text import TextModel
 from g4tool.progress import Progress, Report, silent
@@ -26,10 +27,17 @@ def load_text_model(
         model = TextModel(checkpoint.config)
     total = sum(checkpoint.info(name).nbytes for name in checkpoint.names)
     done = 0
-    for name in checkpoint.names:
-        _assign(model, name, checkpoint.read(name).to(device=device, dtype=dtype))
-        done += checkpoint.info(name).nbytes
-        report(Progress("load", done, total, "bytes", name))
+    with reader(device) as read:
+        for name in checkpoint.names:
+            places = checkpoint.pieces(name)
+            if len(places) == 1 and checkpoint.info(name).dtype == dtype:
+                value = read(checkpoint.open_files[places[0][0]], places[0][1], False)
+                value = value.view(checkpoint.info(name).shape)
+            else:
+                value = checkpoint.read(name).to(device=device, dtype=dtype)
+            _assign(model, name, value)
+            done += checkpoint.info(name).nbytes
+            report(Progress("load", done, total, "bytes", name))
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         if tensor.is_meta:
             raise G4Error(f"{checkpoint.folder}: nothing fills the model's {name}.")

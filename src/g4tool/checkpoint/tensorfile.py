@@ -110,19 +110,28 @@ class SafetensorsFile:
             self.close()
             raise
 
-    def read(self, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Rows start:stop of dimension 0 of a tensor, in fresh memory (a scalar only whole)."""
+    def read(
+        self, name: str, start: int = 0, stop: int | None = None, pinned: bool = False
+    ) -> torch.Tensor:
+        """Rows start:stop of dimension 0 of a tensor, in fresh memory (a scalar only whole).
+
+        `pinned`: in page-locked memory, from which a CUDA device copies by itself.
+        """
         info = self.info(name)
         stop = info.rows if stop is None else stop
         if not 0 <= start <= stop <= info.rows:
             raise ValueError(f"rows {start}:{stop} of {name}, which has {info.rows}")
         shape = (stop - start, *info.shape[1:]) if info.shape else ()
-        tensor = torch.empty(shape, dtype=info.dtype)
+        tensor = torch.empty(shape, dtype=info.dtype, pin_memory=pinned)
         if tensor.numel():
             # A scalar and float8 cannot be viewed as bytes by numpy; flat uint8 always can.
             buffer = tensor.reshape(-1).view(torch.uint8).numpy().data
             self._fill(buffer, info.offset + start * info.row_nbytes, name)
         return tensor
+
+    def read_bytes(self, name: str, start: int, into: torch.Tensor) -> None:
+        """Fill `into`, flat uint8 on the CPU, with a tensor's bytes from the `start`-th on."""
+        self._fill(into.numpy().data, self.info(name).offset + start, name)
 
     def info(self, name: str) -> TensorInfo:
         """What the header says of a tensor. Raises G4Error when the file has none of that name."""

@@ -1,5 +1,6 @@
 """`g4 build`: every stage of a recipe, in order; what is cached is reused."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,8 @@ from g4tool.cli.models import check_output, confirm_download, ensure, put, show_
 from g4tool.errors import IncompleteError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from g4tool.pipeline.artifact import Decision
     from g4tool.pipeline.stage import Stage
     from g4tool.stages.build import Build
@@ -35,7 +38,11 @@ def build(
         str | None, typer.Argument(metavar="RECIPE", help="A preset or a YAML file.")
     ] = None,
     until: Annotated[
-        str | None, typer.Option(metavar="STAGE", help="Stop after download, convert or quantize.")
+        str | None,
+        typer.Option(
+            metavar="STAGE",
+            help="Stop after download, convert, quantize, export-cpu, export-cuda, compile-neuron.",
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be done, and why; do nothing.")
@@ -51,38 +58,43 @@ def build(
     """Plan the recipe's stages, then make what is missing."""
     from g4tool.stages import build as building
 
-    chosen = building.build(env.recipe(preset, {"model": model}), device)
+    recipe = env.recipe(preset, {"model": model})
+    chosen = building.build(recipe, device, Path(sys.executable))
     stages = chosen.until(until) if until else chosen.stages
-    unbuilt = [] if until else list(chosen.unbuilt)
+    missing = {
+        name: why for name, why in chosen.missing.items() if not until or name == stages[-1].name
+    }
     check_output(env, stages[-1], output)
     with env.out.progress() as report:
         decisions = [env.store.plan(stage, report) for stage in stages]
     if dry_run:
-        _show_plan(env, decisions, unbuilt)
+        _show_plan(env, decisions, missing)
         return
     results = _make(env, chosen, stages, decisions)
     with env.store.using(results[-1]):
         folder = put(env, results[-1], output)
     done = [{"stage": d.stage, "identity": d.identity, "action": d.action} for d in decisions]
     result = {"stages": done, "path": str(folder)}
-    env.out.result(result | ({"incomplete": unbuilt} if unbuilt else {}), str(folder))
-    if unbuilt and env.as_json:
+    env.out.result(result | ({"incomplete": list(missing)} if missing else {}), str(folder))
+    if missing and env.as_json:
         # The object above says it: an error's would be a second one.
         raise typer.Exit(IncompleteError.exit_code)
-    if unbuilt:
-        raise IncompleteError(
-            f"the recipe also asks for {', '.join(unbuilt)}, which this version of g4 cannot make; "
-            "everything before is done."
-        )
+    if missing:
+        raise IncompleteError(" ".join(f"{name}: {why}" for name, why in missing.items()))
 
 
 def _make(
     env: Env, chosen: "Build", stages: "list[Stage]", decisions: "list[Decision]"
 ) -> list[Any]:
-    """Every stage's artifact; where the last one is there, nothing before it is made again."""
+    """Every stage's artifact; where all last ones are there, nothing before is made again."""
     from g4tool.cli.quantize import show_account
 
-    if decisions[-1].action == "reuse":
+    last = [
+        decision
+        for stage, decision in zip(stages, decisions, strict=True)
+        if stage in chosen.ends or stage is stages[-1]
+    ]
+    if all(decision.action == "reuse" for decision in last):
         for decision in decisions[:-1]:
             if decision.action == "reuse":
                 show_decision(env, decision)
@@ -96,15 +108,16 @@ def _make(
     return results
 
 
-def _show_plan(env: Env, decisions: "list[Decision]", unbuilt: list[str]) -> None:
+def _show_plan(env: Env, decisions: "list[Decision]", missing: "Mapping[str, str]") -> None:
     from g4tool.cli.output import table
 
     rows: list[tuple[str, ...]] = [
         (d.stage, d.action, d.identity[:12], d.reason) for d in decisions
     ]
-    rows += [(name, "none", "", "this version of g4 cannot make it") for name in unbuilt]
+    planned = {decision.stage for decision in decisions}
+    rows += [(name, "none", "", why) for name, why in missing.items() if name not in planned]
     plan = {"plan": [vars(decision) for decision in decisions]}
     env.out.result(
-        plan | ({"incomplete": unbuilt} if unbuilt else {}),
+        plan | ({"incomplete": list(missing)} if missing else {}),
         table(rows, ("stage", "action", "identity", "why")),
     )

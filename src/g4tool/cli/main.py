@@ -8,7 +8,19 @@ import typer
 from typer import _click
 
 from g4tool import __version__
-from g4tool.cli import build, cache, convert, download, evaluate, quantize, run
+from g4tool.cli import (
+    build,
+    cache,
+    compile_neuron,
+    convert,
+    download,
+    evaluate,
+    export_cpu,
+    export_cuda,
+    quantize,
+    run,
+    verify,
+)
 from g4tool.cli import recipe as recipe_commands
 from g4tool.cli.common import (
     DebugOption,
@@ -36,7 +48,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for module in (build, download, convert, quantize, run, evaluate):
+COMMANDS = (
+    build,
+    download,
+    convert,
+    quantize,
+    export_cpu,
+    export_cuda,
+    compile_neuron,
+    run,
+    verify,
+    evaluate,
+)
+for module in COMMANDS:
     module.register(app)
 app.add_typer(recipe_commands.app, name="recipe")
 app.add_typer(cache.app, name="cache")

@@ -1,8 +1,10 @@
-"""`g4 run`: text from a checkpoint, a view or a bundle."""
+"""`g4 run`: text from a checkpoint, a view, a bundle or an exported program."""
 
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +14,7 @@ from g4tool.cli.common import Env, command
 from g4tool.cli.models import using_model
 from g4tool.cli.output import OutputError, size
 from g4tool.errors import G4Error, UsageError
+from g4tool.parallel.launch import launched
 
 if TYPE_CHECKING:
     import torch
@@ -19,15 +22,19 @@ if TYPE_CHECKING:
     from g4tool.generate.channels import Piece
     from g4tool.generate.conversation import Conversation, Write
     from g4tool.generate.sampler import Sampling
+    from g4tool.parallel.group import World
 
 HELP = """Stream text from a model.
 
-MODEL is a checkpoint's or a bundle's folder, a Hub id or a tiny model's name. Without PROMPT it
-reads standard input, or chats on a terminal. The last line, on stderr, says what it cost.
+MODEL is a folder (checkpoint, bundle or exported program), a Hub id or a tiny model's name.
+Without PROMPT it reads standard input, or chats on a terminal. The last line, on stderr, says what
+it cost.
 
     g4 run build/tiny-31b "Tell me about the sea."
 
     g4 run google/gemma-4-E2B-it --chat
+
+    torchrun --nproc-per-node 2 -m g4tool run google/gemma-4-31B-it "Tell me about the sea."
 """
 
 
@@ -65,6 +72,12 @@ def run(
     if env.as_json and chat:
         raise UsageError("--json gives one object for one prompt: leave out --chat.")
     interactive = chat or (prompt is None and sys.stdin.isatty() and not raw and not env.as_json)
+    if launched():
+        # Several processes cannot share one standard input.
+        if chat or prompt is None:
+            raise UsageError("under torchrun, give the prompt as an argument; there is no --chat.")
+        if temperature and seed is None:
+            raise UsageError("under torchrun, sampling needs --seed, the same for all ranks.")
     if prompt is None and not interactive:
         prompt = "" if sys.stdin.isatty() else _read(sys.stdin.read)
         if not prompt:
@@ -80,17 +93,36 @@ def run(
         raise UsageError(f"--max-new-tokens is {max_new_tokens}: give at least 1.")
     sampling = Sampling(temperature, top_k, top_p, seed)
     numbers, place = parse_dtype(dtype), choose_device(device)
-    began = time.perf_counter()
-    with using_model(env, model, revision) as folder:
-        conversation = _load(env, folder, numbers, place, raw, system, thinking)
-    loaded = time.perf_counter() - began
-    if interactive:
-        _converse(env, conversation, prompt, sampling, max_new_tokens)
-        text = ""
-    else:
-        assert prompt is not None
-        text = conversation.say(prompt, _writer(env), sampling, max_new_tokens)
-    _report(env, conversation, text, loaded, place)
+    with _ranks(env, place) as (place, group):
+        began = time.perf_counter()
+        with using_model(env, model, revision) as folder:
+            conversation = _load(env, folder, numbers, place, raw, system, thinking, group)
+        loaded = time.perf_counter() - began
+        if interactive:
+            _converse(env, conversation, prompt, sampling, max_new_tokens)
+            text = ""
+        else:
+            assert prompt is not None
+            text = conversation.say(prompt, _writer(env), sampling, max_new_tokens)
+        _report(env, conversation, text, loaded, place)
+
+
+@contextmanager
+def _ranks(env: Env, device: str) -> "Iterator[tuple[str, World | None]]":
+    """This process's device, and its group where torchrun started several; rank 0 alone prints."""
+    if not launched():
+        yield device, None
+        return
+    from g4tool.parallel.group import rank_device, world
+
+    own = rank_device(device)
+    with world(own) as group:
+        if group is not None and group.rank > 0:
+            env.out.quiet = True
+            with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+                yield own, group
+            return
+        yield own, group
 
 
 def _load(
@@ -101,14 +133,23 @@ def _load(
     raw: bool,
     system: str | None,
     thinking: bool,
+    group: "World | None",
 ) -> "Conversation":
     from g4tool.generate.chat import load_chat_template
     from g4tool.generate.conversation import Conversation
     from g4tool.generate.tokenizer import Tokenizer
+    from g4tool.kernels import cpu_int4
+    from g4tool.model.text import TextModel
     from g4tool.stages.loading import load_folder
+    from g4tool.stages.ranks import load_rank
 
     with env.out.progress() as report:
-        model, files = load_folder(folder, dtype, device, report)
+        if group is None:
+            model, files = load_folder(folder, dtype, device, report)
+            if isinstance(model, TextModel):
+                cpu_int4.prepare(model, dtype)
+        else:
+            model, files = load_rank(folder, dtype, device, group, report)
     template = None if raw else load_chat_template(files)
     return Conversation(model, Tokenizer(files), template, system, thinking)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from g4tool.evaluate.corpus import Window, spread
 from g4tool.evaluate.greedy import Divergence, divergence
@@ -17,6 +17,7 @@ from g4tool.evaluate.layers import (
 from g4tool.evaluate.scores import Reference, compare, observe
 from g4tool.evaluate.summary import Fidelity, Prediction, by_position, fidelity, prediction
 from g4tool.evaluate.sweep import Row
+from g4tool.generate.loop import LanguageModel
 from g4tool.model.text import TextModel
 from g4tool.progress import Report, silent
 
@@ -26,6 +27,7 @@ LAYER_TOKENS = 4096
 _POINTS = 64
 
 _OTHER_SHAPE = "Nothing is said by layer: the two models have different shapes."
+_PROGRAM = "Nothing is said by layer: an exported program shows no layers."
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def to_json(found: Evaluation) -> dict[str, Any]:
 
 
 def evaluate(
-    model: TextModel, windows: Sequence[Window], name: str, report: Report = silent
+    model: LanguageModel, windows: Sequence[Window], name: str, report: Report = silent
 ) -> Evaluation:
     """A model's perplexity alone."""
     return _evaluation(
@@ -83,7 +85,7 @@ def evaluate(
 
 def evaluate_beside(
     reference: Reference,
-    candidate: TextModel,
+    candidate: LanguageModel,
     name: str,
     reference_name: str,
     report: Report = silent,
@@ -93,20 +95,22 @@ def evaluate_beside(
     found = compare(reference, candidate, report)
     length = max(window.scored for window in windows)
     few = select(reference, spread(windows, max(1, LAYER_TOKENS // length)))
-    alike = _same_shape(reference.model, candidate)
+    layered = isinstance(reference.model, TextModel) and isinstance(candidate, TextModel)
+    other = cast(TextModel, candidate)  # only looked into where it is one
+    alike = layered and _same_shape(reference.eager, other)
     beside = Beside(
         reference=prediction(windows, reference.losses),
         fidelity=fidelity(reference, found),
         divergence=divergence(reference.model, candidate, windows),
         positions=tuple(by_position(found.kl, max(1, length // _POINTS))),
-        weights=tuple(weight_errors(reference.model, candidate)) if alike else (),
-        noise=tuple(layer_noise(few, candidate, report)) if alike else (),
-        alone=tuple(alone(few, candidate, report)) if alike else (),
+        weights=tuple(weight_errors(reference.eager, other)) if alike else (),
+        noise=tuple(layer_noise(few, other, report)) if alike else (),
+        alone=tuple(alone(few, other, report)) if alike else (),
         alone_tokens=sum(window.scored for window in few.windows),
     )
     own = prediction(windows, found.losses)
     result = _evaluation(name, reference_name, windows, own, beside)
-    return result if alike else replace(result, notes=(_OTHER_SHAPE,))
+    return result if alike else replace(result, notes=(_OTHER_SHAPE if layered else _PROGRAM,))
 
 
 def select(reference: Reference, windows: Sequence[Window]) -> Reference:

@@ -6,6 +6,7 @@ from statistics import mean
 
 from g4tool.evaluate.corpus import Window, spread
 from g4tool.generate.loop import LanguageModel, generate
+from g4tool.model.text import TextModel
 
 PROMPTS = 8
 PROMPT_TOKENS = 64
@@ -43,6 +44,7 @@ def divergence(
     room = reference.config.max_position_embeddings - PROMPT_TOKENS
     new_tokens = min(new_tokens, room)
     prompts = [window.ids[:PROMPT_TOKENS] for window in spread(windows, PROMPTS)]
+    new_tokens = min(new_tokens, candidate.config.max_position_embeddings - PROMPT_TOKENS)
     first = _continue(reference, prompts, new_tokens)
     second = _continue(candidate, prompts, new_tokens)
     agreed = tuple(
@@ -55,5 +57,11 @@ def divergence(
 def _continue(
     model: LanguageModel, prompts: Sequence[Sequence[int]], count: int
 ) -> list[tuple[int | None, ...]]:
+    if not isinstance(model, TextModel):
+        # An exported program takes one prompt at a time.
+        return [
+            tuple(step[0] for step in generate(model, [prompt], max_new_tokens=count))
+            for prompt in prompts
+        ]
     steps = generate(model, prompts, end_ids=(), max_new_tokens=count)
     return list(zip(*steps, strict=True))

@@ -71,7 +71,7 @@ def layer_noise(
     reference: Reference, candidate: TextModel, report: Report = silent
 ) -> list[LayerNoise]:
     """Output SQNR of every layer over all positions of the reference's windows."""
-    model, windows = reference.model, reference.windows
+    model, windows = reference.eager, reference.windows
     signal = [0.0] * model.config.num_layers
     noise = [0.0] * model.config.num_layers
 
@@ -87,7 +87,7 @@ def layer_noise(
     handles = [listen(index, *pair) for index, pair in enumerate(pairs)]
     try:
         for done, window in enumerate(windows, start=1):
-            model.hidden(torch.tensor([window.ids[:-1]], device=model.norm.weight.device))
+            model.hidden(torch.tensor([window.ids[:-1]], device=model.device))
             report(Progress("layers", done, len(windows), "windows"))
     finally:
         for handle in handles:
@@ -102,12 +102,12 @@ def alone(reference: Reference, candidate: TextModel, report: Report = silent) -
     """Each layer, and what is outside the layers, quantized alone: in model order."""
     parts: dict[str, dict[str, nn.Module]] = defaultdict(dict)
     theirs = leaves(candidate)
-    for name in leaves(reference.model):
+    for name in leaves(reference.eager):
         layer, _ = place(name)
         if name in theirs:
             parts[part_of(layer)][name] = theirs[name]
     # The reference's scores are made from its own head, even while another one is in its place.
-    model = twin(reference.model)
+    model = twin(reference.eager)
     result = []
     for done, (part, modules) in enumerate(parts.items(), start=1):
         with swapped(model, modules):

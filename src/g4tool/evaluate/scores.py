@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from g4tool.errors import G4Error
+from g4tool.errors import G4Error, UsageError
 from g4tool.evaluate.corpus import Window
+from g4tool.generate.loop import LanguageModel
 from g4tool.model.text import TextModel
 from g4tool.progress import Progress, Report, silent
 
@@ -27,10 +28,17 @@ class Reference:
     Its scores are made again from the states as they are needed.
     """
 
-    model: TextModel
+    model: LanguageModel
     windows: tuple[Window, ...]
     states: tuple[Tensor, ...]
     losses: tuple[Tensor, ...]
+
+    @property
+    def eager(self) -> TextModel:
+        """The model, whose layers can be looked at. Raises UsageError for an exported program."""
+        if not isinstance(self.model, TextModel):
+            raise UsageError("an exported program shows no layers: give what it was made from.")
+        return self.model
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,7 @@ class Difference:
 
 @torch.inference_mode()
 def observe(
-    model: TextModel, windows: Sequence[Window], report: Report = silent, job: str = "reference"
+    model: LanguageModel, windows: Sequence[Window], report: Report = silent, job: str = "reference"
 ) -> Reference:
     """Run the model over all windows. Raises G4Error when its scores are not finite."""
     states, losses = [], []
@@ -71,7 +79,7 @@ def observe(
 
 @torch.inference_mode()
 def compare(
-    reference: Reference, candidate: TextModel, report: Report = silent, job: str = "candidate"
+    reference: Reference, candidate: LanguageModel, report: Report = silent, job: str = "candidate"
 ) -> Difference:
     """Run the candidate over the reference's windows and compare position by position.
 
@@ -99,19 +107,21 @@ def compare(
     return Difference(tuple(losses), tuple(kl), tuple(agree), tuple(gap))
 
 
-def _states(model: TextModel, window: Window) -> Tensor:
-    ids = torch.tensor([window.ids[:-1]], device=model.norm.weight.device)
+def _states(model: LanguageModel, window: Window) -> Tensor:
+    ids = torch.tensor([window.ids[:-1]], device=model.device)
     return model.hidden(ids)[0]
 
 
-def _blocks(model: TextModel, hidden: Tensor, window: Window) -> Iterator[tuple[Tensor, Tensor]]:
+def _blocks(
+    model: LanguageModel, hidden: Tensor, window: Window
+) -> Iterator[tuple[Tensor, Tensor]]:
     """States and the ids that follow them, a block of positions at a time."""
     step = max(1, _BLOCK // model.config.vocab_size)
     following = torch.tensor(window.ids[1:], device=hidden.device)
     return zip(torch.split(hidden, step), torch.split(following, step), strict=True)
 
 
-def _log_probs(model: TextModel, hidden: Tensor) -> Tensor:
+def _log_probs(model: LanguageModel, hidden: Tensor) -> Tensor:
     result = F.log_softmax(model.logits(hidden).float(), dim=-1)
     if not result[:, 0].isfinite().all():
         raise G4Error(

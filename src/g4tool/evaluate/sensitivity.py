@@ -55,7 +55,7 @@ def sensitivities(
     are left out.
     """
     possible = _possible(checkpoint)
-    model = twin(reference.model)
+    model = twin(reference.eager)
     result = []
     for done, (name, plans) in enumerate(possible.items(), start=1):
         result.append(_measure(reference, checkpoint, name, plans, model))

@@ -57,7 +57,7 @@ def sweep(
 ) -> list[Row]:
     """A row for the reference itself, then one for each scheme, all over the same windows."""
     plain = plan(checkpoint, QuantizeOptions(scheme="keep"))
-    kept = quantized(reference.model, checkpoint, plain)[1]
+    kept = quantized(reference.eager, checkpoint, plain)[1]
     dtype = checkpoint.info("norm.weight").dtype
     names = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
     scheme = names[str(dtype).removeprefix("torch.")]
@@ -77,7 +77,7 @@ def measure(
     job: str = "candidate",
 ) -> Row:
     """Quantize as `options` say and compare with the reference."""
-    model, accounts = quantized(reference.model, checkpoint, plan(checkpoint, options))
+    model, accounts = quantized(reference.eager, checkpoint, plan(checkpoint, options))
     found = compare(reference, model, report, job)
     return _row(
         name,

@@ -11,6 +11,7 @@ from g4tool.checkpoint.config import parse_text_config
 from g4tool.checkpoint.folder import CONFIG, open_files, read_json
 from g4tool.checkpoint.inventory import text_tensors
 from g4tool.checkpoint.tensorfile import SafetensorsFile
+from g4tool.checkpoint.upload import Read, reader
 from g4tool.errors import G4Error
 from g4tool.formats.bundle import check_shards, is_bundle, read_bundle
 from g4tool.formats.torchao import Quantized, Stored, part_specs, read_layout
@@ -31,7 +32,7 @@ _TWINS: dict[tuple[str, type[nn.Module]], Callable[..., nn.Module]] = {
     ("int8", ExpertLinear): Int8ExpertLinear,
     ("int8", Embedding): Int8Embedding,
 }
-_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 Place = tuple[SafetensorsFile, Quantized]
 
@@ -55,21 +56,22 @@ def load_bundle(
     files = open_files(folder)
     try:
         check_shards(files, facts)
-        places = _places(folder, config, files)
+        found = places(folder, config, files)
         with torch.device("meta"):
             model = TextModel(config)
-        for done, (name, shape) in enumerate(text_tensors(config).items(), start=1):
-            file, stored = places[name]
-            parts = _read(file, stored, shape)
-            _fill(model, name, stored, {k: v.to(device) for k, v in parts.items()}, dtype, file)
-            report(Progress("load", done, len(places), "tensors", name))
+        with reader(device) as read:
+            for done, (name, shape) in enumerate(text_tensors(config).items(), start=1):
+                file, stored = found[name]
+                parts = _read(file, stored, shape, dtype, read)
+                fill(model, name, stored, parts, dtype, file.path)
+                report(Progress("load", done, len(found), "tensors", name))
     finally:
         for file in files.values():
             file.close()
     return model.eval()
 
 
-def _places(
+def places(
     folder: Path, config: TextConfig, files: Mapping[str, SafetensorsFile]
 ) -> dict[str, Place]:
     """Canonical name -> file and form of each weight of the text model."""
@@ -100,10 +102,16 @@ def _places(
     return {name: stored[key] for name, (key,) in mapped.pieces.items()}
 
 
-def _read(file: SafetensorsFile, stored: Quantized, shape: tuple[int, ...]) -> dict[str, Tensor]:
+def _read(
+    file: SafetensorsFile,
+    stored: Quantized,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    read: Read,
+) -> dict[str, Tensor]:
     """The parts of a weight of this shape, each checked against its header's entry."""
     main = file.info(stored.parts["weight" if stored.kind == "plain" else "scale"])
-    if main.dtype not in _FLOATS:
+    if main.dtype not in FLOATS:
         raise G4Error(f"{file.path}: {main.name} is {main.dtype}, not a 16 or 32 bit float.")
     try:
         specs = part_specs(Stored(stored.name, stored.kind, shape, main.dtype, stored.group))
@@ -117,22 +125,27 @@ def _read(file: SafetensorsFile, stored: Quantized, shape: tuple[int, ...]) -> d
                 f"{file.path}: {key} is {info.dtype} {list(info.shape)}, but config.json and the "
                 f"header ask for {dtype} {list(wanted)}."
             )
-    parts = {part: file.read(key) for part, key in stored.parts.items()}
-    if stored.kind == "int8" and parts.pop("zero").any():
+    keys = dict(stored.parts)
+    if stored.kind == "int8" and file.read(keys.pop("zero")).any():
         raise G4Error(
             f"{file.path}: {stored.name} is int8 with zero points, which g4 does not run."
         )
-    return parts
+    # What `fill` converts must be there by then.
+    return {part: read(file, key, main.dtype != dtype) for part, key in keys.items()}
 
 
-def _fill(
+def fill(
     model: nn.Module,
     name: str,
     stored: Quantized,
     parts: dict[str, Tensor],
     dtype: torch.dtype,
-    file: SafetensorsFile,
+    where: Path,
 ) -> None:
+    """Put a weight's parts into the model, its leaf swapped for the twin where it is quantized.
+
+    `where` is for the G4Error that is raised for a form that g4 does not run.
+    """
     path, _, leaf = name.rpartition(".")
     module = model.get_submodule(path)
     if stored.kind == "plain":
@@ -143,7 +156,7 @@ def _fill(
     twin = _TWINS.get((stored.kind, type(module))) if leaf == "weight" else None
     if twin is None:
         raise G4Error(
-            f"{file.path}: {stored.name} is stored as {stored.kind}, which g4 does not run for "
+            f"{where}: {stored.name} is stored as {stored.kind}, which g4 does not run for "
             f"weights of {type(module).__name__}; quantize again with another rule for it."
         )
     if twin is Int8Embedding:

@@ -4,18 +4,28 @@ Knows `TextModel` by its methods only, so a quantized or compiled twin runs just
 there is one transfer to the host, of the chosen ids; positions and sampling stay on the device.
 """
 
+import time
 from collections.abc import Collection, Iterator, Sequence
-from typing import Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from g4tool.errors import G4Error, UsageError
 from g4tool.generate.figures import Figures, clock
 from g4tool.generate.sampler import GREEDY, NOT_FINITE, Sampling, choose, make_generator
+from g4tool.kernels.register import has_triton
 from g4tool.model.config import TextConfig
+from g4tool.model.text import TextModel
+
+if TYPE_CHECKING:
+    from g4tool.generate.cuda_graph import Recorded
 
 PREFILL_CHUNK = 1024
+CUDA_PREFILL_CHUNK = 2048
+"""On a CUDA device, where each chunk dequantizes all weights once."""
+
 _PAD = 0
 
 Ids = Sequence[int]
@@ -28,21 +38,31 @@ class LanguageModel(Protocol):
 
     config: TextConfig
 
+    @property
+    def device(self) -> torch.device: ...
+
     def hidden(
         self, input_ids: Tensor, start: Tensor | None = None, pad: Tensor | None = None
     ) -> Tensor: ...
 
     def logits(self, hidden: Tensor) -> Tensor: ...
 
-    def allocate_cache(
-        self, batch: int, length: int, dtype: torch.dtype, device: torch.device
-    ) -> None: ...
+    def allocate_cache(self, batch: int, length: int) -> None: ...
 
     def reset_cache(self) -> None: ...
 
     def drop_cache(self) -> None: ...
 
-    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+@runtime_checkable
+class Samples(Protocol):
+    """A model that can choose the next token itself; see `ExportedModel.next_ids`."""
+
+    samples: bool
+
+    def next_ids(
+        self, input_ids: Tensor, start: Tensor, sampling: Sampling, uniform: float
+    ) -> Tensor: ...
 
 
 class Session:
@@ -51,22 +71,30 @@ class Session:
     A prompt that continues what the cache holds costs only its new tokens (batch 1); any other
     starts over. `cached` is what the cache holds: ids of each row, without padding. A model's cache
     serves one session, and one of its iterators, at a time; `close` frees it. `figures` adds up
-    all turns.
+    all turns. With `graph`, one row of a `TextModel` on a CUDA device is decoded by `cuda_graph`.
     """
 
-    def __init__(self, model: LanguageModel, length: int, batch: int = 1) -> None:
-        weight = next(p for p in model.parameters() if p.is_floating_point())
+    def __init__(
+        self, model: LanguageModel, length: int, batch: int = 1, graph: bool = False
+    ) -> None:
         self.model = model
         self.length = min(length, model.config.max_position_embeddings)
         self.batch = batch
-        self.device = weight.device
+        self.device = model.device
         self.figures = Figures()
         self.cached: list[list[int]] = []
-        model.allocate_cache(batch, self.length, weight.dtype, self.device)
+        self._steps: dict[Sampling, Recorded] = {}
+        model.allocate_cache(batch, self.length)
+        self.graph = graph and batch == 1 and _has_kernels(model)
+        if self.graph:
+            from g4tool.generate import cuda_graph
+
+            cuda_graph.use_kernels(cast(TextModel, model))
 
     def close(self) -> None:
         """Frees the model's cache; the session cannot be used afterwards."""
         self.cached = []
+        self._steps.clear()
         self.model.drop_cache()
 
     def generate(
@@ -76,15 +104,18 @@ class Session:
         sampling: Sampling = GREEDY,
         end_ids: Collection[int] = (),
         max_new_tokens: int = 256,
-        prefill_chunk: int = PREFILL_CHUNK,
+        prefill_chunk: int | None = None,
     ) -> Iterator[Step]:
         """One step per new token, until every row has given an end id or the room is used up.
 
         An end id is given like any other token, then the row is silent. `max_new_tokens` is cut to
-        what the cache holds beyond the longest prompt. Raises G4Error (before the first step) for
-        a prompt that is empty, too long, or has ids outside the vocabulary; when the logits turn
+        what the cache holds beyond the longest prompt. `prefill_chunk` tokens of the prompt run at
+        once [1024, on CUDA 2048]. Raises G4Error (before the first step) for a prompt that is
+        empty, too long, or has ids outside the vocabulary; when the logits turn
         NaN or infinite; UsageError for sizes below 1.
         """
+        if prefill_chunk is None:
+            prefill_chunk = CUDA_PREFILL_CHUNK if self.device.type == "cuda" else PREFILL_CHUNK
         self._check(prompts, max_new_tokens, prefill_chunk)
         return self._run(prompts, sampling, frozenset(end_ids), max_new_tokens, prefill_chunk)
 
@@ -109,13 +140,16 @@ class Session:
         # While the model writes to its cache nothing in it counts; an interrupt leaves it so.
         self.cached = []
         began = clock(self.device)
-        logits = _prefill(self.model, ids, known, pad, chunk)
-        tokens = choose(logits, sampling, generator)
+        tokens = _prefill(self.model, ids, known, pad, chunk, sampling, generator)
         step = _to_host(tokens)
         self.figures.prefill_seconds += clock(self.device) - began
         self.figures.prefill_tokens += sum(map(len, rows)) - known
         self.cached = rows
 
+        recorded = self._recorded(sampling, width) if room > 1 else None
+        if recorded is not None:
+            recorded.begin(tokens, width, sampling)
+            recorded.launch()
         position = torch.tensor(width, device=self.device)
         done = [False] * len(rows)
         for left in range(room - 1, -1, -1):
@@ -126,14 +160,30 @@ class Session:
             self.cached = []
             for row, token in zip(rows, step, strict=True):
                 row.append(token)
-            began = clock(self.device)
-            logits = _forward(self.model, tokens[:, None], position, pad)
-            tokens = choose(logits, sampling, generator)
-            step = _to_host(tokens)
-            self.figures.decode_seconds += clock(self.device) - began
+            if recorded is not None:
+                # The device may be a step ahead: nothing here waits for more than the id.
+                began = time.perf_counter()
+                step = _checked(recorded.take(more=left > 1))
+                self.figures.decode_seconds += time.perf_counter() - began
+            else:
+                began = clock(self.device)
+                tokens = _next(self.model, tokens[:, None], position, pad, sampling, generator)
+                step = _to_host(tokens)
+                self.figures.decode_seconds += clock(self.device) - began
             self.figures.decode_tokens += done.count(False)
             self.cached = rows
             position = position + 1
+
+    def _recorded(self, sampling: Sampling, start: int) -> "Recorded | None":
+        """The step as a CUDA graph, recorded once a way of sampling; None where it cannot be."""
+        if not self.graph:
+            return None
+        from g4tool.generate import cuda_graph
+
+        key = replace(sampling, seed=None)
+        if key not in self._steps:
+            self._steps[key] = cuda_graph.record(cast(TextModel, self.model), key, start)
+        return self._steps[key]
 
     def _reusable(self, rows: list[list[int]]) -> int:
         if self.batch == 1 and self.cached:
@@ -160,7 +210,7 @@ def generate(
     sampling: Sampling = GREEDY,
     end_ids: Collection[int] = (),
     max_new_tokens: int = 256,
-    prefill_chunk: int = PREFILL_CHUNK,
+    prefill_chunk: int | None = None,
     figures: Figures | None = None,
 ) -> Iterator[Step]:
     """`Session.generate` for prompts of any lengths, with a cache that lasts as long as it runs.
@@ -204,24 +254,62 @@ def check_prompt(prompt: Ids, most: int, vocab: int) -> None:
         )
 
 
-@torch.no_grad()
 def _prefill(
-    model: LanguageModel, ids: Tensor, start: int, pad: Tensor | None, chunk: int
+    model: LanguageModel,
+    ids: Tensor,
+    start: int,
+    pad: Tensor | None,
+    chunk: int,
+    sampling: Sampling,
+    generator: torch.Generator | None,
 ) -> Tensor:
+    """The first new token of each row: int64 [B]."""
     width = ids.shape[1]
-    for begin in range(0, width, chunk):
-        position = torch.tensor(start + begin, device=ids.device)
-        hidden = model.hidden(ids[:, begin : begin + chunk], position, pad)
-    return model.logits(hidden[:, -1:])[:, 0]
+    last = (width - 1) // chunk * chunk
+    with torch.no_grad():
+        for begin in range(0, last, chunk):
+            position = torch.tensor(start + begin, device=ids.device)
+            model.hidden(ids[:, begin : begin + chunk], position, pad)
+    position = torch.tensor(start + last, device=ids.device)
+    return _next(model, ids[:, last:], position, pad, sampling, generator)
 
 
 @torch.no_grad()
-def _forward(model: LanguageModel, ids: Tensor, start: Tensor, pad: Tensor | None) -> Tensor:
-    return model.logits(model.hidden(ids, start, pad))[:, -1]
+def _next(
+    model: LanguageModel,
+    ids: Tensor,
+    start: Tensor,
+    pad: Tensor | None,
+    sampling: Sampling,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """The token after ids [B, S] at position `start`: int64 [B]."""
+    if isinstance(model, Samples) and model.samples:
+        # The random source is on the device of the logits; the program's own takes a number.
+        uniform = (
+            0.0
+            if generator is None
+            else torch.rand((), generator=generator, device=generator.device).item()
+        )
+        return model.next_ids(ids, start, sampling, uniform)
+    hidden = model.hidden(ids, start, pad)
+    return choose(model.logits(hidden[:, -1:])[:, 0], sampling, generator)
+
+
+def _has_kernels(model: LanguageModel) -> bool:
+    """Whether `cuda_step` runs this model."""
+    if not has_triton(model.device):
+        return False
+    from g4tool.generate import cuda_step
+
+    return cuda_step.runs(model)
 
 
 def _to_host(tokens: Tensor) -> list[int]:
-    ids: list[int] = tokens.tolist()
+    return _checked(tokens.tolist())
+
+
+def _checked(ids: list[int]) -> list[int]:
     if NOT_FINITE in ids:
         raise G4Error(
             "the model's scores are not finite (NaN or infinity): its weights are damaged, or"

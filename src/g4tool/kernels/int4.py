@@ -11,7 +11,8 @@ Experts put a leading [E] before every shape. This is ExecuTorch's convention; t
 read signed codes and a zero in units of the weight from the same fields.
 
 The products are defined as: the weight is computed in fp32, rounded to the dtype of the
-activations, then multiplied.
+activations, then multiplied. `kernels.triton_int4`, which runs them on a CUDA device, leaves out
+the rounding where it can.
 """
 
 import torch
@@ -24,7 +25,7 @@ from g4tool.kernels.blocks import (
     grouped_product,
     product,
 )
-from g4tool.kernels.register import register
+from g4tool.kernels.register import has_triton, register
 
 
 def pack_int4(codes: Tensor) -> Tensor:
@@ -57,9 +58,23 @@ def _rows(qdata: Tensor, scale: Tensor, zero: Tensor, dtype: torch.dtype) -> Row
     )
 
 
+def _has_kernels(x: Tensor, qdata: Tensor, scale: Tensor) -> bool:
+    """Whether `triton_int4` runs this product."""
+    if not has_triton(x.device) or not x.numel():
+        return False
+    from g4tool.kernels import triton_int4
+
+    return triton_int4.takes(x, qdata, scale)
+
+
 @register("g4::int4_mm", lambda x, qdata, *_: x.new_empty((*x.shape[:-1], qdata.shape[0])))
 def int4_mm(x: Tensor, qdata: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
     """x [..., K] @ w.T -> [..., N] in the dtype of x."""
+    if _has_kernels(x, qdata, scale):
+        from g4tool.kernels import triton_int4
+
+        out: Tensor = triton_int4.int4_mm(x, qdata, scale, zero)
+        return out
     return product(x, qdata.shape[0], _rows(qdata, scale, zero, x.dtype))
 
 
@@ -70,6 +85,11 @@ def int4_grouped_mm(
     x: Tensor, offsets: Tensor, qdata: Tensor, scale: Tensor, zero: Tensor
 ) -> Tensor:
     """x [M, K] sorted by expert, offsets int32 [E] where each one ends -> [M, N]."""
+    if _has_kernels(x, qdata, scale):
+        from g4tool.kernels import triton_int4
+
+        out: Tensor = triton_int4.int4_grouped(x, offsets, qdata, scale, zero)
+        return out
     return grouped_product(
         x, offsets, qdata.shape[1], lambda e: _rows(qdata[e], scale[e], zero[e], x.dtype)
     )
@@ -80,6 +100,11 @@ def int4_grouped_mm(
 )
 def int4_chosen_mm(x: Tensor, index: Tensor, qdata: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
     """x [N, k, K] through expert index [N, k] of each row -> [N, k, out]."""
+    if _has_kernels(x, qdata, scale):
+        from g4tool.kernels import triton_int4
+
+        out: Tensor = triton_int4.int4_chosen(x, index, qdata, scale, zero)
+        return out
 
     def expert(number: Tensor) -> Rows:
         picked = [part.index_select(0, number)[0] for part in (qdata, scale, zero)]

@@ -9,7 +9,8 @@ A weight w [N, K] in groups of g columns (g = K: one scale a row) is two tensors
 Experts put a leading [E] before every shape.
 
 The products are defined as: the weight is computed in fp32, rounded to the dtype of the
-activations, then multiplied.
+activations, then multiplied. `kernels.triton_int8`, which runs one row on a CUDA device, does not
+round.
 """
 
 import torch
@@ -22,7 +23,10 @@ from g4tool.kernels.blocks import (
     grouped_product,
     product,
 )
-from g4tool.kernels.register import register
+from g4tool.kernels.register import has_triton, register
+
+# Rows of bf16 up to which torch's own CPU kernel is used.
+_FEW_ROWS = 16
 
 
 def dequantize_int8(qdata: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
@@ -38,7 +42,33 @@ def _rows(qdata: Tensor, scale: Tensor, dtype: torch.dtype) -> Rows:
 @register("g4::int8_mm", lambda x, qdata, *_: x.new_empty((*x.shape[:-1], qdata.shape[0])))
 def int8_mm(x: Tensor, qdata: Tensor, scale: Tensor) -> Tensor:
     """x [..., K] @ w.T -> [..., N] in the dtype of x."""
+    if has_triton(x.device):
+        from g4tool.kernels import triton_int8
+
+        if triton_int8.takes(x, qdata, scale):
+            out: Tensor = triton_int8.int8_vector(x, qdata, scale)
+            return out
+    if _few_on_cpu(x, qdata, scale):
+        flat = x.reshape(-1, x.shape[-1]).contiguous()
+        out = torch._weight_int8pack_mm(flat, qdata, scale[:, 0].to(x.dtype))
+        return out.view(*x.shape[:-1], -1)
     return product(x, qdata.shape[0], _rows(qdata, scale, x.dtype))
+
+
+def _few_on_cpu(x: Tensor, qdata: Tensor, scale: Tensor) -> bool:
+    """Whether torch's own kernel takes the product, and is faster than dequantizing.
+
+    It rounds the result once, where the definition rounds each weight too.
+    """
+    return (
+        x.device.type == "cpu"
+        and x.dtype == torch.bfloat16
+        and scale.shape[1] == 1
+        and qdata.is_contiguous()
+        and qdata.shape[0] % 16 == 0
+        and qdata.shape[1] % 32 == 0
+        and 0 < x.numel() // x.shape[-1] <= _FEW_ROWS
+    )
 
 
 @register(

@@ -1,6 +1,8 @@
-"""Puts a function on tensors under torch's dispatcher, keeping its type."""
+"""Puts a function on tensors under torch's dispatcher, keeping its type; who has Triton."""
 
+import importlib.util
 from collections.abc import Callable
+from functools import lru_cache
 from typing import ParamSpec
 
 import torch
@@ -25,3 +27,9 @@ def register(
         return typed
 
     return wrap
+
+
+@lru_cache
+def has_triton(device: torch.device) -> bool:
+    """Whether Triton's kernels run on the device."""
+    return device.type == "cuda" and importlib.util.find_spec("triton") is not None

@@ -69,7 +69,7 @@ class TextModel(nn.Module):
             self._check_cache(input_ids)
         x = self.embed_tokens(input_ids)
         x = x * self.embed_scales[x.dtype]
-        per_layer = self._per_layer(input_ids, x) if self.config.per_layer_dim else None
+        per_layer = self.per_layer_rows(input_ids, x) if self.config.per_layer_dim else None
         spans = {kind: self._span(kind, x, start, pad) for kind in self.kinds}
         shared: dict[int, tuple[Tensor, Tensor]] = {}
         for number, (layer, block) in enumerate(zip(self.config.layers, self.layers, strict=True)):
@@ -80,6 +80,11 @@ class TextModel(nn.Module):
                 shared[number] = keys_values
         out: Tensor = self.norm(x)
         return out
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.norm.weight.device
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores [..., vocab] of final states [..., d], soft-capped to c * tanh(z / c)."""
@@ -109,7 +114,7 @@ class TextModel(nn.Module):
             )
         if not dtype.is_floating_point:
             raise G4Error(f"cannot make a cache of {dtype}: give a floating-point dtype")
-        place = torch.device(device) if device is not None else self.norm.weight.device
+        place = torch.device(device) if device is not None else self.device
         for layer, attention in zip(self.config.layers, self._attentions(), strict=True):
             if layer.kv_source is None:
                 slots = self._slots(layer.attention, length)
@@ -134,7 +139,7 @@ class TextModel(nn.Module):
     def _attentions(self) -> list[Attention]:
         return [cast(DecoderLayer, block).self_attn for block in self.layers]
 
-    def _per_layer(self, input_ids: Tensor, x: Tensor) -> Tensor:
+    def per_layer_rows(self, input_ids: Tensor, x: Tensor) -> Tensor:
         """Inputs [B, S, layers, P] from ids [B, S] and scaled embeddings x [B, S, d]."""
         split = (self.config.num_layers, self.config.per_layer_dim)
         tokens = self.embed_tokens_per_layer(input_ids)

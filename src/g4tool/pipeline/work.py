@@ -3,7 +3,9 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path, PurePosixPath
 
 from g4tool.errors import G4Error
@@ -45,6 +47,7 @@ class Work:
         self._hashes = hashes
         self._check_inputs = check_inputs
         self._partial = partial
+        self._lock = threading.Lock()
         self.path.mkdir(parents=True, exist_ok=True)
         journal.repair(partial)
         self._journal = journal.read(partial)
@@ -94,9 +97,27 @@ class Work:
         self._check_inputs()
         self._hashes.keep(path, entry.sha256)
         self._sync_folders(path.parent)
-        journal.append(self._partial, entry)
-        self._journal[name] = entry
+        with self._lock:
+            journal.append(self._partial, entry)
+            self._journal[name] = entry
         return self._have(entry, again)
+
+    def each(self, makes: Mapping[str, Make], at_once: int = 1) -> list[Json | None]:
+        """`file` for every name, up to `at_once` of them at a time, each in a thread.
+
+        After a failure no further file is begun; it is raised when those under way have ended.
+        """
+        if at_once == 1:
+            return [self.file(name, make) for name, make in makes.items()]
+        with ThreadPoolExecutor(at_once) as pool:
+            made = [pool.submit(self.file, name, make) for name, make in makes.items()]
+            try:
+                for future in as_completed(made):
+                    future.result()
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+            return [future.result() for future in made]
 
     def refer(self, name: str, path: Path) -> FileRecord:
         """Take in a file outside the store, without a copy: hashed now and checked by `plan`."""
@@ -126,9 +147,10 @@ class Work:
         _remove_strays(self.path, set(self.files))
 
     def _have(self, entry: journal.Entry, note: str) -> Json | None:
-        self.files[entry.file] = FileRecord(entry.size, entry.sha256)
-        done = len(self.files)
-        self.report(Progress(self.stage, done, max(self._expected or 0, done), "files", note))
+        with self._lock:
+            self.files[entry.file] = FileRecord(entry.size, entry.sha256)
+            done = len(self.files)
+            self.report(Progress(self.stage, done, max(self._expected or 0, done), "files", note))
         return entry.result
 
     def _sync_folders(self, folder: Path) -> None:

@@ -32,9 +32,9 @@ TURNS = 2
 MORE_TURNS = 3
 
 # Beyond it a bf16 zero is so coarse (1/8 of a code from 16 on) that another line may be better.
-_FAR_ZERO = 16.0
+FAR_ZERO = 16.0
 # From this magnitude on a line with its zero outside 0..15 could leave fp32.
-_HUGE = 2.0**126
+HUGE = 2.0**126
 
 
 def solve(rows: Tensor, group: int) -> Codes:
@@ -54,7 +54,7 @@ def solve(rows: Tensor, group: int) -> Codes:
     # From here on in the stored values: the zero belongs to the rounded scale, the codes to both.
     scale = stored_scale(step, unit)
     zero = (-origin / (scale / unit)).bfloat16().float()
-    odd = (zero.abs() > _FAR_ZERO) | (low == high) | (unit >= _HUGE)
+    odd = (zero.abs() > FAR_ZERO) | (low == high) | (unit >= HUGE)
     odd = odd.nonzero().flatten()
     if odd.numel():
         pick = _nearer_line(x[:, odd], low[odd], high[odd], scale[odd], zero[odd], unit[odd])
@@ -115,7 +115,7 @@ def _nearer_line(
     other_scale, other_zero = minmax_line(low, high, unit)
     errors = [_error(x, s / unit, z) for s, z in ((scale, zero), (other_scale, other_zero))]
     # "not nearer" instead of "farther": an error that is no number loses.
-    other = ~(errors[0] < errors[1]) | (unit >= _HUGE)
+    other = ~(errors[0] < errors[1]) | (unit >= HUGE)
     return torch.where(other, other_scale, scale), torch.where(other, other_zero, zero)
 
 

@@ -5,8 +5,9 @@ of a whole tensor only the 4 bit scales and zeros are held, since they lie acros
 """
 
 import math
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,14 +23,24 @@ from g4tool.formats.torchao import Kind, Stored, part_names, shard_layout
 from g4tool.progress import Progress, Report, silent
 from g4tool.quantize.account import TensorAccount, check_error, keep_instead
 from g4tool.quantize.grid import is_grid
+from g4tool.quantize.pack import Packed
 from g4tool.quantize.policy import TensorPlan
-from g4tool.quantize.solvers import Packed, Workers, relative_error, workers
+from g4tool.quantize.solvers import Workers, relative_error, workers
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
 # Source bytes read at once; a 2-D weight is never whole in memory, of 3-D ones an expert is.
 _READ_BYTES = 1 << 26
+_CPU = torch.device("cpu")
+# Files made at once on a CUDA device: while one's blocks are solved, others are read, written,
+# flushed and hashed. Each holds a few blocks of pinned memory.
+_UNITS_AT_ONCE = 12
 # Up to it the largest bf16 scale spans the weights from its negative to itself in every scheme.
 _LARGEST = 2.0**126
+
+
+Also = Callable[[TensorPlan, int, Tensor, Packed | None, Workers], None]
+"""Takes each block as it passes, for another format: its plan, its first row (of 3-D weights its
+expert), the rows [R, ...] as they were read, what they became (None where kept), the workers."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,13 @@ def units(plans: list[TensorPlan], layerwise: bool = True) -> list[Unit]:
     ]
 
 
+def units_at_once(device: torch.device | str) -> int:
+    """How many calls of `quantize_unit` keep the device and the disk busy, each in its thread."""
+    if torch.device(device).type != "cuda":
+        return 1
+    return min(_UNITS_AT_ONCE, os.cpu_count() or 1)
+
+
 def unit_layout(unit: Unit) -> tuple[dict[str, Spec], dict[str, str]]:
     """Tensors of the unit's file, name -> (dtype, shape), and the header's metadata."""
     return shard_layout(_stored(item) for item in unit.tensors)
@@ -68,11 +86,13 @@ def quantize_unit(
     device: torch.device | str = "cpu",
     report: Report = silent,
     fingerprint: str | None = None,
+    also: Also | None = None,
 ) -> list[TensorAccount]:
     """Quantize the unit's tensors and write them as the file `path`, whole or not at all.
 
-    `fingerprint`, that of the bundle, goes into the file's header. Raises G4Error, naming file and
-    tensor, for NaN or infinity, and for a weight that its scheme cannot hold.
+    `fingerprint`, that of the bundle, goes into the file's header; `also` sees every block. Raises
+    G4Error, naming file and tensor, for NaN or infinity, and for a weight that its scheme cannot
+    hold.
     """
     specs, metadata = unit_layout(unit)
     if fingerprint is not None:
@@ -83,7 +103,7 @@ def quantize_unit(
     with workers(device) as crew, TensorFileWriter(path, specs, metadata) as writer:
         for item in unit.tensors:
             report(Progress("quantize", done, total, "bytes", item.name))
-            account = _quantize_tensor(checkpoint, item, specs, writer, crew)
+            account = _quantize_tensor(checkpoint, item, specs, writer, crew, also or _nobody)
             check_error(account)
             accounts.append(account)
             done += checkpoint.info(item.source).nbytes
@@ -97,16 +117,18 @@ def _quantize_tensor(
     specs: dict[str, Spec],
     writer: TensorFileWriter,
     crew: Workers,
+    also: Also,
 ) -> TensorAccount:
     parts = part_names(item.hf_name, _kind(item))
-    tally = _Tally()
+    tally = Tally()
     if item.scheme == "keep":
-        for start, block in _blocks(checkpoint, item):
+        for start, block in blocks(checkpoint, item):
             writer.write(parts["weight"], block, start)
+            also(item, start, block, None, crew)
     elif len(item.shape) == 2:
-        _write_matrix(checkpoint, item, parts, writer, crew, tally)
+        _write_matrix(checkpoint, item, parts, writer, crew, also, tally)
     else:
-        _write_experts(checkpoint, item, parts, writer, crew, tally)
+        _write_experts(checkpoint, item, parts, writer, crew, also, tally)
     return TensorAccount(
         name=item.name,
         hf_name=item.hf_name,
@@ -122,7 +144,7 @@ def _quantize_tensor(
 
 
 @dataclass
-class _Tally:
+class Tally:
     """What the blocks of a tensor add up to; `error` and `energy` have one value a row."""
 
     error: list[float] = field(default_factory=list)
@@ -131,6 +153,7 @@ class _Tally:
     groups: int = 0
 
     def add(self, result: Packed) -> None:
+        """Add a block's."""
         self.error += result.error.tolist()
         self.energy += result.energy.tolist()
         self.off_grid += result.off_grid
@@ -143,11 +166,12 @@ def _write_matrix(
     parts: dict[str, str],
     writer: TensorFileWriter,
     crew: Workers,
-    tally: _Tally,
+    also: Also,
+    tally: Tally,
 ) -> None:
     scales: list[Tensor] = []
     zeros: list[Tensor] = []
-    for start, block in _blocks(checkpoint, item):
+    for start, block in blocks(checkpoint, item, crew.device):
         result = _solve(crew, item, block)
         writer.write(parts["qdata"], result.qdata, start)
         if result.zero is None:
@@ -157,6 +181,7 @@ def _write_matrix(
             scales.append(result.scale)
             zeros.append(result.zero)
         tally.add(result)
+        also(item, start, block, result, crew)
     if zeros:
         writer.write(parts["scale"], torch.cat(scales, 1))
         writer.write(parts["zero"], torch.cat(zeros, 1))
@@ -168,14 +193,21 @@ def _write_experts(
     parts: dict[str, str],
     writer: TensorFileWriter,
     crew: Workers,
-    tally: _Tally,
+    also: Also,
+    tally: Tally,
 ) -> None:
     for expert in range(item.shape[0]):
-        result = _solve(crew, item, _read(checkpoint, item, expert, expert + 1)[0])
+        rows = read(checkpoint, item, expert, expert + 1, crew.device)[0]
+        result = _solve(crew, item, rows)
         zero = _no_zero(result.scale) if result.zero is None else result.zero
         for part, values in (("qdata", result.qdata), ("scale", result.scale), ("zero", zero)):
             writer.write(parts[part], values.unsqueeze(0), expert)
         tally.add(result)
+        also(item, expert, rows, result, crew)
+
+
+def _nobody(*_: object) -> None:
+    """Takes no block."""
 
 
 def _solve(crew: Workers, item: TensorPlan, rows: Tensor) -> Packed:
@@ -184,16 +216,23 @@ def _solve(crew: Workers, item: TensorPlan, rows: Tensor) -> Packed:
     return crew.solve(rows, item.solver, item.group_size)
 
 
-def _blocks(checkpoint: Checkpoint, item: TensorPlan) -> Iterator[tuple[int, Tensor]]:
+def blocks(
+    checkpoint: Checkpoint, item: TensorPlan, device: torch.device = _CPU
+) -> Iterator[tuple[int, Tensor]]:
+    """First row and rows, on `device`, of the blocks in which a tensor is read."""
     info = checkpoint.info(item.source)
     # The hqq package's result depends on all rows it sees.
     limit = info.nbytes if item.solver == "reference" else _READ_BYTES
     for start, stop in row_blocks(info.rows, info.row_nbytes, limit):
-        yield start, _read(checkpoint, item, start, stop)
+        yield start, read(checkpoint, item, start, stop, device)
 
 
-def _read(checkpoint: Checkpoint, item: TensorPlan, start: int, stop: int) -> Tensor:
-    values = checkpoint.read(item.source, start, stop)
+def read(
+    checkpoint: Checkpoint, item: TensorPlan, start: int, stop: int, device: torch.device = _CPU
+) -> Tensor:
+    """Rows of a plan's source, on `device`. Raises G4Error for values its scheme cannot hold."""
+    values = checkpoint.read(item.source, start, stop, pinned=device.type == "cuda")
+    values = values.to(device, non_blocking=True)
     # The towers hold bounds that may be infinite on purpose; they are carried as they are.
     if values.numel() and values.is_floating_point() and item.source not in checkpoint.extras:
         fault = _fault(item, values)

@@ -29,6 +29,22 @@ class Codes:
     off_grid: int = 0
 
 
+@dataclass(frozen=True)
+class Packed:
+    """Rows of a weight as they are stored, and per row what was lost.
+
+    `qdata` is `packed` of the codes. `error` and `energy`, fp64 [R]: the sums of (w' - w)^2 and of
+    w^2.
+    """
+
+    qdata: Tensor
+    scale: Tensor
+    zero: Tensor | None
+    error: Tensor
+    energy: Tensor
+    off_grid: int
+
+
 def by_group(rows: Tensor, group: int) -> Tensor:
     """Rows [R, K] of any float dtype -> fp32 [group, R * K/group], one group in each column.
 

@@ -1,17 +1,19 @@
 """Runs a solver over the rows of a weight, in blocks the machine likes; any give the same bytes."""
 
+import importlib.util
 import math
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import replace
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
 from g4tool.quantize import als, grid, int8, reference, rtn, symmetric
-from g4tool.quantize.pack import Codes, dequantize, packed
+from g4tool.quantize.pack import Codes, Packed, dequantize, packed
 
 Solve = Callable[[Tensor, int], Codes]
 
@@ -31,23 +33,15 @@ _BLOCK_CPU = 2**17
 _BLOCK_DEVICE = 2**25
 
 
-@dataclass(frozen=True)
-class Packed:
-    """Rows of a weight as they are stored, and per row what was lost.
-
-    `error` and `energy`, fp64 [R]: the sums of (w' - w)^2 and of w^2.
-    """
-
-    qdata: Tensor
-    scale: Tensor
-    zero: Tensor | None
-    error: Tensor
-    energy: Tensor
-    off_grid: int
+_streams = threading.local()
 
 
 class Workers:
-    """One thread for each core, each with torch's own threads off, so that order never matters."""
+    """Solves on one device.
+
+    On a CPU one thread for each core, each with torch's own threads off, so that order never
+    matters. On a CUDA device everything is queued on the current stream.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -60,7 +54,7 @@ class Workers:
         """
         block = _BLOCK_CPU if self.device.type == "cpu" else _BLOCK_DEVICE
         step = len(rows) if solver == "reference" else max(1, block // rows.shape[1])
-        work = partial(_solve_block, SOLVERS[solver], group, self.device)
+        work = partial(_solve_block, solver, group, self.device)
         blocks = torch.split(rows, step)
         parts = list(self._pool.map(work, blocks) if self._pool else map(work, blocks))
         # 4 bit scales lie group by row, 8 bit ones row by group.
@@ -83,11 +77,20 @@ class Workers:
 
 @contextmanager
 def workers(device: torch.device | str) -> Iterator[Workers]:
-    """Workers for a device; on a CPU torch's own threads rest meanwhile."""
+    """Workers for a device; on a CPU torch's own threads rest meanwhile.
+
+    On a CUDA device this thread has a stream of its own meanwhile, so that several threads keep
+    reading, copying, solving and writing at once.
+    """
     crew = Workers(torch.device(device))
+    if crew.device.type == "cuda":
+        stream = _stream(crew.device)
+        stream.wait_stream(torch.cuda.current_stream(crew.device))
+        with torch.cuda.stream(stream):
+            yield crew
+        return
     threads = torch.get_num_threads()
-    if crew.device.type == "cpu":
-        torch.set_num_threads(1)
+    torch.set_num_threads(1)
     try:
         yield crew
     finally:
@@ -105,17 +108,56 @@ def relative_error(error: list[float], energy: list[float]) -> float:
 
 
 @torch.inference_mode()
-def _solve_block(solve: Solve, group: int, device: torch.device, rows: Tensor) -> Packed:
-    rows = rows.to(device)
-    codes = solve(rows, group)
+def _solve_block(solver: str, group: int, device: torch.device, rows: Tensor) -> Packed:
+    rows = rows.to(device, non_blocking=True)
+    if solver == "hqq" and _has_kernel(device, group):
+        from g4tool.quantize import triton_als
+
+        return _home(triton_als.solve(rows, group))
+    codes = SOLVERS[solver](rows, group)
     weights = rows.double()
     lost = dequantize(codes).double().sub_(weights).square_().sum(1)
     energy = weights.square_().sum(1)
-    return Packed(
-        packed(codes).cpu(),
-        codes.scale.cpu(),
-        None if codes.zero is None else codes.zero.cpu(),
-        lost.cpu(),
-        energy.cpu(),
-        codes.off_grid,
+    return _home(Packed(packed(codes), codes.scale, codes.zero, lost, energy, codes.off_grid))
+
+
+@lru_cache
+def _has_kernel(device: torch.device, group: int) -> bool:
+    """Whether `triton_als` solves groups of this size on the device."""
+    return (
+        device.type == "cuda"
+        and importlib.util.find_spec("triton") is not None
+        and group in (16, 32, 64, 128, 256)
     )
+
+
+def _home(result: Packed) -> Packed:
+    """The same on the CPU; of a CUDA device in page-locked memory, copied all at once."""
+    if result.qdata.device.type == "cpu":
+        return result
+
+    def copied(values: Tensor) -> Tensor:
+        return torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, True)
+
+    home = replace(
+        result,
+        qdata=copied(result.qdata),
+        scale=copied(result.scale),
+        zero=None if result.zero is None else copied(result.zero),
+        error=copied(result.error),
+        energy=copied(result.energy),
+    )
+    torch.cuda.current_stream(result.qdata.device).synchronize()
+    return home
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """This thread's stream on a CUDA device.
+
+    One for good: memory that torch freed on a stream is not used again on another.
+    """
+    found: torch.cuda.Stream | None = getattr(_streams, str(device), None)
+    if found is None:
+        found = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        setattr(_streams, str(device), found)
+    return found

@@ -93,6 +93,7 @@ class Convert(Section):
 class _Program(Section):
     max_seq_len: Positive = 4096
     prefill_chunk: Positive = 1024
+    sampling: bool = False
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -114,12 +115,17 @@ class ExportCpu(_Program):
 
 
 class CompileNeuron(Section):
-    """The artifacts for Trainium and Inferentia. `tp` in cores, `seq_len` in tokens."""
+    """The artifacts for Trainium and Inferentia. `tp` in logical cores, `seq_len` in tokens.
+
+    `lnc` is how many physical cores make a logical one; without it, what the chip's runtime takes.
+    """
 
     tp: Positive = 4
     batch: Positive = 1
     seq_len: Positive = 2048
     target: Literal["inf2", "trn1", "trn2", "trn3"] = "trn2"
+    lnc: Literal[1, 2] | None = None
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
 
 
 class Upload(Section):

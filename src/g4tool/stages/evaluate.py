@@ -12,6 +12,7 @@ from g4tool.stages.loading import load_folder
 if TYPE_CHECKING:
     import torch
 
+    from g4tool.backends.executorch.runtime import ExportedModel
     from g4tool.evaluate.corpus import Text, Window
     from g4tool.evaluate.evaluation import Evaluation
     from g4tool.evaluate.scores import Reference
@@ -27,9 +28,18 @@ class Loaded:
 
     name: str
     folder: Path
-    model: "TextModel"
+    model: "TextModel | ExportedModel"
     tokenizer: "Tokenizer"
     is_bundle: bool
+
+    @property
+    def eager(self) -> "TextModel":
+        """The canonical model. Raises UsageError for an exported program."""
+        from g4tool.model.text import TextModel
+
+        if not isinstance(self.model, TextModel):
+            raise UsageError(f"{self.name} is an exported program: give what it was made from.")
+        return self.model
 
 
 @dataclass(frozen=True)
@@ -60,7 +70,7 @@ def account_note(subject: Loaded) -> str | None:
     exempt = [rule["match"] for rule in recipe.get("rules", []) if rule["scheme"] == "keep"]
     if "keep" in (recipe.get("scheme"), recipe.get("head")):
         exempt.append("." if recipe["scheme"] == "keep" else r"^lm_head\.")
-    check = quantized_check(subject.model, exempt)
+    check = quantized_check(subject.eager, exempt)
     return None if check.passed else f"{subject.name}: {check.detail}"
 
 
@@ -87,6 +97,8 @@ def measure(
             f"--sweep quantizes a checkpoint anew, and {base.name} is a bundle: give --against "
             f"with the checkpoint it was made from."
         )
+    if sweep:
+        _ = base.eager  # raises before anything is measured
     windows = _windows(subject, reference, texts, tokens)
     if reference is None and not sweep:
         return evaluation.evaluate(subject.model, windows, subject.name, report)
@@ -143,7 +155,7 @@ def _default_candidate(subject: Loaded, known: "Reference", report: Report) -> "
     from g4tool.quantize.policy import plan
 
     checkpoint = open_checkpoint(subject.folder)
-    candidate, _ = quantized(subject.model, checkpoint, plan(checkpoint, DEFAULT), report)
+    candidate, _ = quantized(subject.eager, checkpoint, plan(checkpoint, DEFAULT), report)
     name = f"{subject.name} as {DEFAULT.scheme} g{DEFAULT.group_size}"
     return evaluate_beside(known, candidate, name, subject.name, report)
 

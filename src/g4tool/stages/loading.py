@@ -12,10 +12,13 @@ from g4tool.stages.checkpoints import checkpoint_folder, checkpoint_stage
 if TYPE_CHECKING:
     import torch
 
+    from g4tool.backends.executorch.runtime import ExportedModel
     from g4tool.model.text import TextModel
 
 
-def load(model: str, *, dtype: "torch.dtype | None", device: str, revision: str) -> "TextModel":
+def load(
+    model: str, *, dtype: "torch.dtype | None", device: str, revision: str
+) -> "TextModel | ExportedModel":
     """See `g4tool.load`."""
     given = checkpoint_stage(model, revision)
     if isinstance(given, Source):
@@ -27,14 +30,22 @@ def load(model: str, *, dtype: "torch.dtype | None", device: str, revision: str)
 
 def load_folder(
     folder: Path, dtype: "torch.dtype | None", device: str, report: Report = silent
-) -> tuple["TextModel", Path]:
-    """The model in `folder`, and the folder where its tokenizer lies (a view's is its source's)."""
+) -> tuple["TextModel | ExportedModel", Path]:
+    """The model in `folder`, and the folder where its tokenizer lies (a view's is its source's).
+
+    An exported program computes in its own dtype, on its own device.
+    """
     import torch
 
+    from g4tool.backends.executorch.folder import is_export
     from g4tool.checkpoint.load import load_text_model
     from g4tool.checkpoint.reader import open_checkpoint
     from g4tool.formats.load import is_bundle, load_bundle
 
+    if is_export(folder):
+        from g4tool.backends.executorch.runtime import open_export
+
+        return open_export(folder), folder
     dtype = dtype or torch.bfloat16
     if is_bundle(folder):
         return load_bundle(folder, dtype, device, report), folder

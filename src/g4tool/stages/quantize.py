@@ -10,6 +10,7 @@ from g4tool.pipeline.artifact import Artifact
 from g4tool.pipeline.fingerprint import Json
 from g4tool.pipeline.stage import Stage
 from g4tool.pipeline.work import Work
+from g4tool.progress import silent
 from g4tool.recipe.model import Quantize
 from g4tool.stages.checkpoints import copy_file
 from g4tool.stages.convert import missing_fact
@@ -87,13 +88,17 @@ class QuantizeStage:
         source, recipe = view.manifest["facts"]["source"], self.parameters()
         mark = fingerprint(source, recipe)
 
+        at_once = driver.units_at_once(self.device)
+        # Bytes of several files at a time would make the bar jump; it counts files then.
+        report = work.report if at_once == 1 else silent
+
         def shard(unit: driver.Unit, path: Path) -> Json:
             found = driver.quantize_unit(
-                checkpoint, unit, path, self.device, work.report, fingerprint=mark
+                checkpoint, unit, path, self.device, report, fingerprint=mark
             )
             return account.to_json(found)
 
-        made = [work.file(unit.file, partial(shard, unit)) for unit in units]
+        made = work.each({unit.file: partial(shard, unit) for unit in units}, at_once)
         accounts = account.from_json(tensor for tensors in made for tensor in tensors or ())
         account.check_account(checkpoint, self.options, accounts)
         lineage = bundle.lineage(

@@ -1,0 +1,1 @@
+"""Lowers the canonical model to ExecuTorch programs, proves them, and runs them."""

@@ -1,0 +1,159 @@
+"""Quantized leaves for AOTInductor, on the bundle's layout as it is.
+
+For one token a product is written as a sum over elements, so that the compiler makes one kernel of
+unpacking, dequantizing and summing, and no weight is ever in memory in 16 bit. For more tokens the
+weight of one layer is computed, multiplied and forgotten. Each weight is rounded to the dtype of
+the activations as in the eager model; sums are in fp32.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from g4tool.kernels.int4 import Int4ExpertLinear, Int4Linear
+from g4tool.kernels.int8 import Int8Embedding, Int8ExpertLinear, Int8Linear
+
+
+def _int4_halves(
+    qdata: Tensor, scale: Tensor, zero: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Weights of even and of odd columns, each [..., N, groups, g/2] in `dtype`."""
+    groups = scale.shape[-2]
+    shape = (*qdata.shape[:-1], groups, -1)
+    s = scale.to(torch.float32).transpose(-1, -2).unsqueeze(-1)
+    z = zero.to(torch.float32).transpose(-1, -2).unsqueeze(-1)
+    low = torch.bitwise_and(qdata, 15).to(torch.float32).view(shape)
+    high = torch.bitwise_right_shift(qdata, 4).to(torch.float32).view(shape)
+    return ((low - z) * s).to(dtype), ((high - z) * s).to(dtype)
+
+
+def _int4_weight(qdata: Tensor, scale: Tensor, zero: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weight [..., N, K]."""
+    return torch.stack(_int4_halves(qdata, scale, zero, dtype), -1).flatten(-3)
+
+
+def _int4_row(x: Tensor, qdata: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """x [..., 1, K] with weights [..., N, K] -> [..., N] in the dtype of x."""
+    groups = scale.shape[-2]
+    even, odd = _int4_halves(qdata, scale, zero, x.dtype)
+    shape = (*x.shape[:-1], groups, -1)
+    x_even = x[..., 0::2].to(torch.float32).reshape(shape)
+    x_odd = x[..., 1::2].to(torch.float32).reshape(shape)
+    parts = even.to(torch.float32) * x_even + odd.to(torch.float32) * x_odd
+    return parts.sum((-1, -2)).to(x.dtype)
+
+
+def _int8_weight(qdata: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    codes = qdata.to(torch.float32).view(*scale.shape, -1)
+    return (codes * scale.to(torch.float32).unsqueeze(-1)).flatten(-2).to(dtype)
+
+
+def _int8_row(x: Tensor, qdata: Tensor, scale: Tensor) -> Tensor:
+    weight = _int8_weight(qdata, scale, x.dtype).to(torch.float32)
+    return (weight * x.to(torch.float32)).sum(-1).to(x.dtype)
+
+
+class FusedInt4Linear(Int4Linear):
+    """Twin of Int4Linear."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., S, K] -> [..., S, N]."""
+        if x.numel() == x.shape[-1]:
+            row = _int4_row(x.reshape(1, -1), self.qdata, self.scale, self.zero)
+            return row.view(*x.shape[:-1], -1)
+        return F.linear(x, _int4_weight(self.qdata, self.scale, self.zero, x.dtype))
+
+
+class FusedInt8Linear(Int8Linear):
+    """Twin of Int8Linear."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., S, K] -> [..., S, N]."""
+        return _int8(x, self.qdata, self.scale)
+
+
+class FusedInt8Embedding(Int8Embedding):
+    """Twin of Int8Embedding."""
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """Scores [..., vocab] of hidden [..., dim] against every row."""
+        return _int8(hidden, self.qdata, self.scale)
+
+
+def _int8(x: Tensor, qdata: Tensor, scale: Tensor) -> Tensor:
+    if x.numel() == x.shape[-1]:
+        return _int8_row(x.reshape(1, -1), qdata, scale).view(*x.shape[:-1], -1)
+    return F.linear(x, _int8_weight(qdata, scale, x.dtype))
+
+
+class FusedInt4ExpertLinear(Int4ExpertLinear):
+    """Twin of Int4ExpertLinear, for programs that neither sort nor group."""
+
+    def chosen(self, x: Tensor, index: Tensor) -> Tensor:
+        """x [rows, k, K] through expert index [rows, k] of each -> [rows, k, N]."""
+        picked = [part[index] for part in (self.qdata, self.scale, self.zero)]
+        return _int4_row(x.unsqueeze(-2), picked[0], picked[1], picked[2])
+
+    def every(self, x: Tensor) -> Tensor:
+        """x [E or 1, rows, K] -> [E, rows, N]."""
+        weight = _int4_weight(self.qdata, self.scale, self.zero, x.dtype)
+        return torch.matmul(x, weight.transpose(1, 2))
+
+
+class FusedInt8ExpertLinear(Int8ExpertLinear):
+    """Twin of Int8ExpertLinear."""
+
+    def chosen(self, x: Tensor, index: Tensor) -> Tensor:
+        """x [rows, k, K] through expert index [rows, k] of each -> [rows, k, N]."""
+        return _int8_row(x.unsqueeze(-2), self.qdata[index], self.scale[index])
+
+    def every(self, x: Tensor) -> Tensor:
+        """x [E or 1, rows, K] -> [E, rows, N]."""
+        return torch.matmul(x, _int8_weight(self.qdata, self.scale, x.dtype).transpose(1, 2))
+
+
+_TWINS: dict[type[nn.Module], Callable[..., nn.Module]] = {
+    Int4Linear: FusedInt4Linear,
+    Int4ExpertLinear: FusedInt4ExpertLinear,
+    Int8Linear: FusedInt8Linear,
+    Int8Embedding: FusedInt8Embedding,
+    Int8ExpertLinear: FusedInt8ExpertLinear,
+}
+
+
+def make_fused(model: nn.Module) -> None:
+    """Swap every quantized leaf of `model` for its twin here, in place; it keeps the buffers."""
+    for path, leaf in list(model.named_modules()):
+        twin = _TWINS.get(type(leaf))
+        if twin is not None:
+            owner, _, name = path.rpartition(".")
+            parts = dict(leaf.named_buffers(recurse=False))
+            setattr(model.get_submodule(owner), name, twin(**parts))
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """scaled_dot_product_attention in plain products, softmax in fp32.
+
+    ExecuTorch's Triton kernel in its place takes boolean masks only.
+    """
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = torch.matmul(query, key.transpose(-1, -2)).to(torch.float32)
+    if scale is not None and scale != 1.0:
+        scores = scores * scale
+    if attn_mask is not None:
+        scores = scores + attn_mask.to(torch.float32)
+    return torch.matmul(torch.softmax(scores, -1).to(value.dtype), value)

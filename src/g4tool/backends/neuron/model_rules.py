@@ -1,0 +1,166 @@
+"""Rules on the model and what is asked of it, before there is a program: one function a rule."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from g4tool.backends.neuron.findings import Finding
+from g4tool.backends.neuron.memory import rank_memory
+from g4tool.backends.neuron.nxdi_layout import check_degree
+from g4tool.backends.neuron.setting_names import NAMES
+from g4tool.backends.neuron.settings import NeuronOptions
+from g4tool.backends.neuron.targets import GIB, smallest_instance
+from g4tool.errors import G4Error
+from g4tool.parallel.plan import Plan
+
+# NxD Inference's attention kernels take heads up to this size.
+_KERNEL_HEAD = 128
+# What weights and caches may take of a core before activations are likely not to fit.
+_FULL = 0.85
+_TOWERS = ("vision_config", "audio_config")
+
+
+def check_model(
+    plan: Plan,
+    options: NeuronOptions,
+    settings: Mapping[str, Any],
+    raw_config: Mapping[str, Any],
+) -> list[Finding]:
+    """What compiler and NxD Inference would say of this model with these settings."""
+    return [
+        *_lnc(options),
+        *_instance(options),
+        *_degree(plan),
+        *_kv_heads(plan),
+        *_kernels(plan, settings),
+        *_length(plan, options),
+        *_window(plan, options),
+        *_towers(raw_config),
+        *_names(settings),
+        *_memory(plan, options),
+    ]
+
+
+def _lnc(options: NeuronOptions) -> Iterator[Finding]:
+    if options.lnc not in options.chip.lnc:
+        allowed = " or ".join(map(str, sorted(options.chip.lnc)))
+        yield Finding(
+            "NCC_EARG001",
+            "error",
+            f"lnc {options.lnc}",
+            f"{options.chip.name} groups {allowed} physical cores to a logical one.",
+        )
+
+
+def _instance(options: NeuronOptions) -> Iterator[Finding]:
+    if options.lnc in options.chip.lnc and not smallest_instance(
+        options.chip, options.tp, options.lnc
+    ):
+        most = max(
+            options.chip.logical_cores(n, options.lnc) for n in options.chip.instances.values()
+        )
+        yield Finding(
+            "NXDI_CORES",
+            "error",
+            f"tp {options.tp}",
+            f"the largest {options.chip.name} instance known here has {most} logical cores.",
+        )
+
+
+def _degree(plan: Plan) -> Iterator[Finding]:
+    try:
+        check_degree(plan.config, plan.degree)
+    except G4Error as error:
+        # One program serves all ranks, so their shapes are alike.
+        yield Finding("NXDI_UNEVEN", "error", f"tp {plan.degree}", str(error))
+
+
+def _kv_heads(plan: Plan) -> Iterator[Finding]:
+    fewer = {
+        layer.num_kv_heads
+        for layer in plan.config.layers
+        if layer.kv_source is None and layer.num_kv_heads % plan.degree
+    }
+    if fewer:
+        heads = " and ".join(map(str, sorted(fewer)))
+        yield Finding(
+            "NXDI_KV_HEADS",
+            "warning",
+            f"tp {plan.degree}",
+            f"layers with {heads} key-value heads repeat them, so their caches take more memory.",
+        )
+
+
+def _kernels(plan: Plan, settings: Mapping[str, Any]) -> Iterator[Finding]:
+    largest = max(layer.head_dim for layer in plan.config.layers)
+    for name, value in settings.items():
+        if "attn" in name and name.endswith("kernel_enabled") and value and largest > _KERNEL_HEAD:
+            yield Finding(
+                "NXDI_HEAD_DIM",
+                "error",
+                name,
+                f"the kernel takes head sizes up to {_KERNEL_HEAD}, and this model has {largest}.",
+            )
+
+
+def _length(plan: Plan, options: NeuronOptions) -> Iterator[Finding]:
+    most = plan.config.max_position_embeddings
+    if options.seq_len > most:
+        yield Finding(
+            "NXDI_LENGTH",
+            "error",
+            f"seq_len {options.seq_len}",
+            f"the model was trained for {most} positions.",
+        )
+
+
+def _window(plan: Plan, options: NeuronOptions) -> Iterator[Finding]:
+    window = plan.config.sliding_window
+    if options.seq_len > window:
+        yield Finding(
+            "NXDI_WINDOW",
+            "warning",
+            f"seq_len {options.seq_len}",
+            f"sliding layers keep the last {window} tokens, which NxD Inference's own models did "
+            "not always do right before SDK 2.31: compare tokens past the window with `g4 run`.",
+        )
+
+
+def _towers(raw_config: Mapping[str, Any]) -> Iterator[Finding]:
+    found = [name for name in _TOWERS if raw_config.get(name)]
+    if found:
+        yield Finding(
+            "NXDI_TEXT_ONLY",
+            "warning",
+            ", ".join(found),
+            "the text model is compiled; images and sound are not.",
+        )
+
+
+def _names(settings: Mapping[str, Any]) -> Iterator[Finding]:
+    for name in settings:
+        if name not in NAMES:
+            yield Finding(
+                "NXDI_NAME",
+                "error",
+                name,
+                "NxD Inference has no such setting, and would ignore it with a warning.",
+            )
+
+
+def _memory(plan: Plan, options: NeuronOptions) -> Iterator[Finding]:
+    if options.lnc not in options.chip.lnc:
+        return
+    need = rank_memory(plan, options.batch, options.seq_len, options.dtype).total
+    have = options.chip.core_memory(options.lnc)
+    where = f"{need / GIB:.1f} GiB of {have / GIB:.1f} GiB a core"
+    if need > have:
+        yield Finding(
+            "NCC_EOOM001",
+            "error",
+            where,
+            "weights and caches alone do not fit; use more ranks, a smaller batch or length.",
+        )
+    elif need > _FULL * have:
+        yield Finding(
+            "NCC_EVRF009", "warning", where, "activations may not fit beside weights and caches."
+        )

@@ -1,0 +1,187 @@
+"""The stage that exports a model as an ExecuTorch program and proves it."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from g4tool import __version__
+from g4tool.errors import UsageError
+from g4tool.pipeline.artifact import Artifact, Source
+from g4tool.pipeline.fingerprint import Json
+from g4tool.pipeline.stage import Stage
+from g4tool.pipeline.work import Work
+from g4tool.recipe.model import ExportCpu, Recipe
+from g4tool.stages.checkpoints import TINY_MODELS, copy_file, tiny_model_of
+from g4tool.stages.convert import missing_fact
+from g4tool.stages.environment import device_class, library_version
+
+if TYPE_CHECKING:
+    from g4tool.backends.executorch.program import ProgramOptions
+
+Backend = Literal["xnnpack", "cuda"]
+_LIBRARIES = ("torch", "executorch", "torchao")
+NO_GPU = (
+    "lowering to CUDA needs an NVIDIA GPU and its driver, which this machine lacks: run the same "
+    "command there; everything before it is done."
+)
+
+
+@dataclass(frozen=True)
+class ExportStage:
+    """Lowers the model that `weights` holds. Lengths in tokens.
+
+    `checkpoint`: what it was quantized from, the proof's first stage; None where it is not at hand.
+    `verify`: prove the program before it is an artifact.
+    """
+
+    weights: Stage | Source
+    checkpoint: Stage | Source | None
+    backend: Backend
+    max_seq_len: int
+    prefill_chunk: int
+    sampling: bool = False
+    int8_activations: bool = False
+    verify: bool = False
+    version: int = 1
+
+    @property
+    def name(self) -> str:
+        """export-cpu or export-cuda."""
+        return "export-cuda" if self.backend == "cuda" else "export-cpu"
+
+    @property
+    def inputs(self) -> tuple[Stage | Source, ...]:
+        """The weights, and for the proof what they were made from."""
+        if self.verify and self.checkpoint is not None:
+            return (self.weights, self.checkpoint)
+        return (self.weights,)
+
+    @property
+    def options(self) -> "ProgramOptions":
+        """What shapes the program."""
+        from g4tool.backends.executorch.program import ProgramOptions
+
+        return ProgramOptions(self.max_seq_len, self.prefill_chunk, self.sampling)
+
+    def parameters(self) -> dict[str, Json]:
+        """What shapes the program, and whether it carries a proof."""
+        return {
+            "backend": self.backend,
+            "max_seq_len": self.max_seq_len,
+            "prefill_chunk": self.prefill_chunk,
+            "sampling": self.sampling,
+            "int8_activations": self.int8_activations,
+            "verify": self.verify,
+        }
+
+    def environment(self) -> dict[str, Json]:
+        """Compilers differ between versions and machines."""
+        device = "cuda" if self.backend == "cuda" else "cpu"
+        libraries = {name: library_version(name) for name in _LIBRARIES}
+        return {**libraries, "device": device_class(device)}
+
+    def intact(self, artifact: Artifact) -> str | None:
+        """Whether the manifest says what is delegated."""
+        return missing_fact(artifact, {"delegates": dict})
+
+    def run(self, work: Work) -> None:
+        """The program, proved in the same step, then the small files and export.json."""
+        from g4tool.backends.executorch import folder as exported
+        from g4tool.files import write_json
+        from g4tool.stages import export_cpu, export_cuda
+
+        weights, source = work.inputs[0].path, work.inputs[1].path if len(work.inputs) > 1 else None
+        given = export_cpu.Given(self, weights, source, work.report)
+        names = [exported.PROGRAM]
+        if self.backend == "cuda":
+            maker = export_cuda.Maker(given)
+            names.append(export_cuda.WEIGHTS)
+            work.file(export_cuda.WEIGHTS, maker.weights)
+            made: Any = work.file(exported.PROGRAM, maker.program)
+        else:
+            made = work.file(exported.PROGRAM, partial(export_cpu.make, given))
+        small = [name for name in exported.SIDE_FILES if (given.files / name).is_file()]
+        for name in small:
+            work.file(name, partial(copy_file, given.files / name))
+        facts = exported.ExportFacts(
+            backend=self.backend,
+            activations=made["activations"],
+            max_seq_len=made["max_seq_len"],
+            prefill_chunk=made["prefill_chunk"],
+            sampling=self.sampling,
+            sliding_window=made["sliding_window"],
+            vocab_size=made["vocab_size"],
+            bos_id=made["bos_id"],
+            eos_ids=made["eos_ids"],
+            turn=made["turn"],
+            delegates=made["delegates"],
+            gpu=made["gpu"],
+            versions={**{name: library_version(name) for name in _LIBRARIES}, "g4": __version__},
+            source=made["source"],
+            files=exported.record(work.path, [*names, *small]),
+            verified=made["verified"],
+        )
+        work.file(exported.EXPORT, lambda path: write_json(path, exported.to_json(facts)))
+        work.fact("delegates", facts.delegates)
+        work.fact("verified", facts.verified)
+
+
+def export_stage(
+    recipe: Recipe, backend: Backend, prequantized: Path | None = None, verify: bool | None = None
+) -> ExportStage:
+    """The export that `recipe` asks for, of its own model or of a bundle's folder.
+
+    `verify` None proves tiny models only. Raises UsageError for options that contradict each other,
+    or where the recipe has no such section.
+    """
+    if prequantized is not None:
+        weights, checkpoint, tiny = _given_bundle(prequantized)
+        return program_stage(
+            recipe, backend, weights, checkpoint, tiny if verify is None else verify
+        )
+    from g4tool.stages.build import build
+
+    built = build(recipe)
+    tiny = recipe.model in TINY_MODELS
+    return program_stage(
+        recipe,
+        backend,
+        built.quantize or built.convert,
+        built.convert if built.quantize else None,
+        tiny if verify is None else verify,
+    )
+
+
+def program_stage(
+    recipe: Recipe,
+    backend: Backend,
+    weights: Stage | Source,
+    checkpoint: Stage | Source | None,
+    verify: bool,
+) -> ExportStage:
+    """The export of `weights` as the recipe's section for `backend` says."""
+    section = recipe.export_cuda if backend == "cuda" else recipe.export_cpu
+    if section is None:
+        raise UsageError(f"the recipe {recipe.name} has no section for {backend}.")
+    return ExportStage(
+        weights=weights,
+        checkpoint=checkpoint,
+        backend=backend,
+        max_seq_len=section.max_seq_len,
+        prefill_chunk=section.prefill_chunk,
+        sampling=section.sampling,
+        int8_activations=section.int8_activations if isinstance(section, ExportCpu) else False,
+        verify=verify,
+    )
+
+
+def _given_bundle(folder: Path) -> tuple[Source, Source | None, bool]:
+    """A bundle's folder, the tiny model that it was made from, and whether it was one."""
+    from g4tool.checkpoint.tiny import tiny_folder
+    from g4tool.formats.bundle import is_bundle, read_bundle
+
+    if not is_bundle(folder):
+        raise UsageError(f"--prequantized {folder} is no bundle; export it with --model.")
+    tiny = tiny_model_of(read_bundle(folder).get("source", {}).get("files", {}))
+    return Source(folder), Source(tiny_folder(tiny)) if tiny else None, tiny is not None
