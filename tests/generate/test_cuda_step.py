@@ -71,18 +71,18 @@ def model_of(kind: str) -> TextModel:
     return model.to(DEVICE)
 
 
-@pytest.mark.parametrize("length", [12, 20])
 @pytest.mark.parametrize("kind", ["plain", "per-layer", "experts"])
 @torch.no_grad()
-def test_step_is_the_model(kind: str, length: int) -> None:
+def test_step_is_the_model(kind: str) -> None:
     from g4tool.generate.cuda_step import decode_hidden
 
     model = model_of(kind)
+    length = 12  # beyond the window of 8, so that the rings turn over
     model.allocate_cache(1, length)
     ids = torch.randint(0, 64, (1, length), device=DEVICE)
-    model.hidden(ids[:, :3], torch.tensor(0, device=DEVICE))
+    model.hidden(ids[:, :7], torch.tensor(0, device=DEVICE))
     plain = copy.deepcopy(model)
-    for number in range(3, length):
+    for number in range(7, length):
         token, position = ids[:, number : number + 1], torch.tensor(number, device=DEVICE)
         want = plain.hidden(token, position)
         got = decode_hidden(model, token, position)

@@ -9,11 +9,9 @@ from torch import Tensor
 
 from g4tool.kernels.int4 import dequantize_int4
 from g4tool.kernels.int8 import dequantize_int8
-from g4tool.kernels.tuning import vector_tile
-from g4tool.model.config import TextConfig
-from g4tool.model.variants import VARIANTS
 
 from .interpreter import DEVICE, loops_over_tensors, needs_triton  # noqa: F401
+from .test_tuning import COLUMNS
 
 pytestmark = needs_triton
 
@@ -40,17 +38,6 @@ def relative(got: Tensor, want: Tensor) -> float:
     return float((got.float() - want).norm() / want.norm())
 
 
-def columns_of(config: TextConfig) -> set[int]:
-    """The columns of every weight of a variant."""
-    found = {config.hidden_size, config.per_layer_dim or config.hidden_size}
-    for layer in config.layers:
-        found |= {layer.intermediate_size, config.num_heads * layer.head_dim}
-    return found | ({config.moe.intermediate_size} if config.moe else set())
-
-
-COLUMNS = sorted(set().union(*map(columns_of, VARIANTS.values())))
-
-
 @pytest.mark.parametrize("columns", COLUMNS)
 def test_one_row_at_the_columns_of_all_variants(columns: int) -> None:
     from g4tool.kernels.triton_int4 import int4_vector
@@ -70,7 +57,9 @@ def test_one_row_of_any_group_and_zero(count: int, group: int, zeros: str) -> No
     weight, plain = int4(count, 384, group=group, zeros=zeros)
     x = torch.randn(384, device=DEVICE)
     got = int4_vector(x, *weight)
-    assert relative(got, x @ plain.T) < 1e-5
+    # Far zeros cancel: the error is one of the sum of absolute values.
+    wide, most = plain.double(), x.abs() @ plain.abs().T
+    assert ((got - x.double() @ wide.T).abs() <= 2e-6 * most).all()
     assert torch.equal(int4_vector(x, *weight), got)
 
 
@@ -97,7 +86,7 @@ def test_several_weights_in_one_launch() -> None:
 
 @pytest.mark.parametrize("rows", [1, 3, 9])
 def test_products_of_any_number_of_rows(rows: int) -> None:
-    from g4tool.kernels.triton_int4 import int4_mm
+    from g4tool.kernels.triton_tiles import int4_mm
 
     weight, plain = int4(33, 192, group=32)
     x = torch.randn(rows, 192, device=DEVICE)
@@ -106,7 +95,7 @@ def test_products_of_any_number_of_rows(rows: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_dequantize_is_the_definition_bit_for_bit(dtype: torch.dtype) -> None:
-    from g4tool.kernels.triton_int4 import int4_dequantize
+    from g4tool.kernels.triton_tiles import int4_dequantize
 
     for shape, group in (((33, 352), 32), ((19, 96), 96), ((5, 512), 128)):
         weight, plain = int4(*shape, group=group)
@@ -129,7 +118,7 @@ def test_chosen_experts() -> None:
 
 @pytest.mark.parametrize("ends", [[0, 3, 3, 70, 70], [70] * 5, [1, 2, 3, 4, 66], [0, 0, 0, 0, 9]])
 def test_grouped_experts_and_rows_of_none(ends: list[int]) -> None:
-    from g4tool.kernels.triton_int4 import int4_grouped
+    from g4tool.kernels.triton_tiles import int4_grouped
 
     weight, plain = int4(5, 40, 96, group=32)
     offsets = torch.tensor(ends, dtype=torch.int32, device=DEVICE)
@@ -154,13 +143,3 @@ def test_int8_row(count: int, columns: int, group: int) -> None:
     got = int8_vector(x, qdata, scale)
     assert got.shape == (1, 1, count)
     assert relative(got, want) < 1e-5
-
-
-def test_tiles_run_over_by_less_than_a_packed_row() -> None:
-    for chunk in (16, 32):
-        for columns in {chunk * n for n in range(1, 80)} | set(COLUMNS):
-            for count in (1, 2000, 2**18):
-                tile = vector_tile(count, columns, chunk)
-                turns = -(-columns // chunk // tile["ACROSS"])
-                covered = -(-turns // tile["SPLITS"]) * tile["SPLITS"] * tile["ACROSS"]
-                assert columns // chunk <= covered <= 2 * (columns // chunk)

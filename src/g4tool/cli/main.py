@@ -9,6 +9,7 @@ from typer import _click
 
 from g4tool import __version__
 from g4tool.cli import (
+    bench,
     build,
     cache,
     compile_neuron,
@@ -59,6 +60,7 @@ COMMANDS = (
     run,
     verify,
     evaluate,
+    bench,
 )
 for module in COMMANDS:
     module.register(app)

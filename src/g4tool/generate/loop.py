@@ -15,7 +15,7 @@ from torch import Tensor
 from g4tool.errors import G4Error, UsageError
 from g4tool.generate.figures import Figures, clock
 from g4tool.generate.sampler import GREEDY, NOT_FINITE, Sampling, choose, make_generator
-from g4tool.kernels.register import has_triton
+from g4tool.kernels.register import has_triton, use_triton
 from g4tool.model.config import TextConfig
 from g4tool.model.text import TextModel
 
@@ -71,7 +71,8 @@ class Session:
     A prompt that continues what the cache holds costs only its new tokens (batch 1); any other
     starts over. `cached` is what the cache holds: ids of each row, without padding. A model's cache
     serves one session, and one of its iterators, at a time; `close` frees it. `figures` adds up
-    all turns. With `graph`, one row of a `TextModel` on a CUDA device is decoded by `cuda_graph`.
+    all turns. With `graph`, one row of a `TextModel` on a CUDA device is decoded by `cuda_graph`,
+    whose recording is in no figure.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Session:
         if self.graph:
             from g4tool.generate import cuda_graph
 
+            use_triton()
             cuda_graph.use_kernels(cast(TextModel, model))
 
     def close(self) -> None:

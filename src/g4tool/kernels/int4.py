@@ -11,8 +11,8 @@ Experts put a leading [E] before every shape. This is ExecuTorch's convention; t
 read signed codes and a zero in units of the weight from the same fields.
 
 The products are defined as: the weight is computed in fp32, rounded to the dtype of the
-activations, then multiplied. `kernels.triton_int4`, which runs them on a CUDA device, leaves out
-the rounding where it can.
+activations, then multiplied. `kernels.triton_int4` and `triton_tiles`, which run them on a CUDA
+device, leave out the rounding where they can.
 """
 
 import torch
@@ -25,7 +25,7 @@ from g4tool.kernels.blocks import (
     grouped_product,
     product,
 )
-from g4tool.kernels.register import has_triton, register
+from g4tool.kernels.register import register, runs_triton
 
 
 def pack_int4(codes: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def _rows(qdata: Tensor, scale: Tensor, zero: Tensor, dtype: torch.dtype) -> Row
 
 def _has_kernels(x: Tensor, qdata: Tensor, scale: Tensor) -> bool:
     """Whether `triton_int4` runs this product."""
-    if not has_triton(x.device) or not x.numel():
+    if not runs_triton(x.device) or not x.numel():
         return False
     from g4tool.kernels import triton_int4
 
@@ -71,9 +71,9 @@ def _has_kernels(x: Tensor, qdata: Tensor, scale: Tensor) -> bool:
 def int4_mm(x: Tensor, qdata: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
     """x [..., K] @ w.T -> [..., N] in the dtype of x."""
     if _has_kernels(x, qdata, scale):
-        from g4tool.kernels import triton_int4
+        from g4tool.kernels import triton_tiles
 
-        out: Tensor = triton_int4.int4_mm(x, qdata, scale, zero)
+        out: Tensor = triton_tiles.int4_mm(x, qdata, scale, zero)
         return out
     return product(x, qdata.shape[0], _rows(qdata, scale, zero, x.dtype))
 
@@ -86,9 +86,9 @@ def int4_grouped_mm(
 ) -> Tensor:
     """x [M, K] sorted by expert, offsets int32 [E] where each one ends -> [M, N]."""
     if _has_kernels(x, qdata, scale):
-        from g4tool.kernels import triton_int4
+        from g4tool.kernels import triton_tiles
 
-        out: Tensor = triton_int4.int4_grouped(x, offsets, qdata, scale, zero)
+        out: Tensor = triton_tiles.int4_grouped(x, offsets, qdata, scale, zero)
         return out
     return grouped_product(
         x, offsets, qdata.shape[1], lambda e: _rows(qdata[e], scale[e], zero[e], x.dtype)

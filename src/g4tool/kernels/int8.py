@@ -23,7 +23,7 @@ from g4tool.kernels.blocks import (
     grouped_product,
     product,
 )
-from g4tool.kernels.register import has_triton, register
+from g4tool.kernels.register import register, runs_triton
 
 # Rows of bf16 up to which torch's own CPU kernel is used.
 _FEW_ROWS = 16
@@ -42,7 +42,7 @@ def _rows(qdata: Tensor, scale: Tensor, dtype: torch.dtype) -> Rows:
 @register("g4::int8_mm", lambda x, qdata, *_: x.new_empty((*x.shape[:-1], qdata.shape[0])))
 def int8_mm(x: Tensor, qdata: Tensor, scale: Tensor) -> Tensor:
     """x [..., K] @ w.T -> [..., N] in the dtype of x."""
-    if has_triton(x.device):
+    if runs_triton(x.device):
         from g4tool.kernels import triton_int8
 
         if triton_int8.takes(x, qdata, scale):

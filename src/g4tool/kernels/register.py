@@ -29,6 +29,23 @@ def register(
     return wrap
 
 
+_asked_for: set[str] = set()
+
+
+def use_triton() -> None:
+    """Have the int4 and int8 operators on CUDA run Triton's kernels from now on, in this process.
+
+    Until then they dequantize: the kernels in their present form have run in Triton's interpreter
+    only, an earlier form of the int4 ones on a GPU.
+    """
+    _asked_for.add("triton")
+
+
+def runs_triton(device: torch.device) -> bool:
+    """Whether an operator on the device shall run Triton's kernels."""
+    return bool(_asked_for) and has_triton(device)
+
+
 @lru_cache
 def has_triton(device: torch.device) -> bool:
     """Whether Triton's kernels run on the device."""

@@ -160,10 +160,17 @@ def program_stage(
     checkpoint: Stage | Source | None,
     verify: bool,
 ) -> ExportStage:
-    """The export of `weights` as the recipe's section for `backend` says."""
+    """The export of `weights` as the recipe's section for `backend` says.
+
+    Raises UsageError where there is no such section, and for sampling that the runtime cannot do.
+    """
     section = recipe.export_cuda if backend == "cuda" else recipe.export_cpu
     if section is None:
         raise UsageError(f"the recipe {recipe.name} has no section for {backend}.")
+    if section.sampling and backend == "xnnpack":
+        from g4tool.backends.executorch.xnnpack import check_sampling
+
+        check_sampling()
     return ExportStage(
         weights=weights,
         checkpoint=checkpoint,

@@ -28,7 +28,8 @@ def weights_of(store: Store, folder: Path) -> Path | None:
 def prove(folder: Path, weights: Path, report: Report = silent) -> "list[Finding]":
     """Eager beside the program read back, then the weights in its file.
 
-    Raises G4Error for damaged files, and for weights of another fingerprint.
+    Raises G4Error for damaged files, for weights of another fingerprint, and for a program that
+    samples.
     """
     import torch
 
@@ -47,6 +48,11 @@ def prove(folder: Path, weights: Path, report: Report = silent) -> "list[Finding
         raise UsageError(f"{folder} holds no exported program.")
     exported = open_export(folder)
     facts = exported.facts
+    if facts.sampling:
+        raise UsageError(
+            f"{folder} gives tokens, no logits that could be compared: export it without "
+            f"--sampling to prove it."
+        )
     wanted = facts.source.get("fingerprint")
     found = read_bundle(weights).get(FINGERPRINT) if is_bundle(weights) else None
     if wanted != found:

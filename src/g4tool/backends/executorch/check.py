@@ -5,10 +5,11 @@
 - Weight-only quantization, and asymmetric weights beside int8 activations, give garbage in XNNPACK.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch.export import ExportedProgram
 from torch.fx.node import map_arg
 
@@ -36,9 +37,16 @@ def check_remainders(name: str, program: ExportedProgram, longest: int) -> None:
                 )
 
 
+def missing_kernels(operators: Iterable[str], kernels: Collection[str]) -> list[str]:
+    """Those of `operators` ("aten::sort.values") that are not among the runtime's `kernels`."""
+    # Symbolic sizes and views are the executor's own, not in its list of kernels.
+    own = ("executorch_prim::", "aten::sym_")
+    return sorted(each for each in {*operators} - {*kernels} if not each.startswith(own))
+
+
 def check_kernels(name: str, operators: Iterable[str], kernels: Collection[str]) -> None:
-    """Raise G4Error naming every operator ("aten::sort.values") that the runtime has not."""
-    missing = sorted(set(operators) - set(kernels))
+    """Raise G4Error naming every operator that the runtime has no kernel for."""
+    missing = missing_kernels(operators, kernels)
     if missing:
         raise G4Error(
             f"{name}: the runtime has no kernel for {', '.join(missing)}, so the program could "
@@ -61,10 +69,10 @@ def check_quantized(name: str, program: ExportedProgram) -> None:
         if "dequantize_affine" not in str(node.target):
             continue
         source, zero = node.args[0], node.args[3] if len(node.args) > 3 else None
-        if not isinstance(source, fx.Node) or source.name not in constants:
+        if not isinstance(source, fx.Node) or _constant(source, constants) is None:
             continue  # activations
         if isinstance(zero, fx.Node):
-            value = constants.get(zero.name)
+            value = _constant(zero, constants)
             if value is None or bool((value != 0).any()):
                 raise G4Error(
                     f"{name}: {source.name} is quantized with zero points, which XNNPACK ignores."
@@ -76,6 +84,17 @@ def check_quantized(name: str, program: ExportedProgram) -> None:
                     f"{name}: {source.name} is quantized but what it is multiplied with is not, "
                     f"which XNNPACK computes wrongly."
                 )
+
+
+def _constant(node: fx.Node, constants: Mapping[str, Any]) -> Tensor | None:
+    """The weight or buffer that a node stands for, or the part of a torchao weight; else None."""
+    if "access_subclass_inner_tensor" in str(node.target):
+        whole, part = node.args
+        assert isinstance(whole, fx.Node)
+        found = getattr(_constant(whole, constants), str(part), None)
+    else:
+        found = constants.get(node.name)
+    return found if isinstance(found, Tensor) else None
 
 
 def _producer(node: fx.Node) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
-from g4tool.backends.executorch.sampling import next_id
+from g4tool.backends.executorch.sampling import SCALARS, next_id
 from g4tool.errors import UsageError
 from g4tool.model.moe import Experts
 from g4tool.model.text import TextModel
@@ -70,7 +70,7 @@ def export_methods(model: TextModel, options: ProgramOptions) -> dict[str, Expor
     The programs refer to the model's weights and copy none.
     """
     length = Dim("length", min=2, max=options.prefill_chunk)
-    scalars = (torch.tensor(3), *(_SCALARS if options.sampling else ()))
+    scalars = (torch.tensor(3), *(SCALARS if options.sampling else ()))
     fixed = tuple(None for _ in scalars)
     method = _Sampling(model) if options.sampling else _Logits(model)
     device = model.norm.weight.device
@@ -82,9 +82,6 @@ def export_methods(model: TextModel, options: ProgramOptions) -> dict[str, Expor
             shapes = None if shape is None else (shape, *fixed)
             programs[name] = export(method, inputs, dynamic_shapes=shapes, strict=True)
     return programs
-
-
-_SCALARS = (torch.tensor(1.0), torch.tensor(40), torch.tensor(0.9), torch.tensor(0.5))
 
 
 class _Logits(nn.Module):

@@ -74,11 +74,7 @@ class ExportedModel:
             raise G4Error("an exported program runs one prompt at a time.")
         first = 0 if start is None else int(start)
         count = input_ids.shape[1]
-        if first + count > self.facts.max_seq_len:
-            raise G4Error(
-                f"position {first + count} is beyond the {self.facts.max_seq_len} tokens that the "
-                f"program holds; export it with a larger --max-seq-len."
-            )
+        self._check_room(first + count)
         step = 1 if start is None else self.facts.prefill_chunk
         found = [
             self._run(input_ids[:, at : at + step], first + at) for at in range(0, count, step)
@@ -92,9 +88,13 @@ class ExportedModel:
     def next_ids(
         self, input_ids: Tensor, start: Tensor, sampling: Sampling, uniform: float
     ) -> Tensor:
-        """The id that a program with sampling chooses after ids [1, S]: int64 [1]."""
+        """The id that a program with sampling chooses after ids [1, S]: int64 [1].
+
+        Raises G4Error for more tokens than the cache holds.
+        """
         step = self.facts.prefill_chunk
         first, count = int(start), input_ids.shape[1]
+        self._check_room(first + count)
         knobs = (
             torch.tensor(sampling.temperature, dtype=torch.float32),
             torch.tensor(sampling.top_k),
@@ -104,6 +104,13 @@ class ExportedModel:
         for at in range(0, count, step):
             found = self._run(input_ids[:, at : at + step], first + at, knobs)
         return found.view(1)
+
+    def _check_room(self, end: int) -> None:
+        if end > self.facts.max_seq_len:
+            raise G4Error(
+                f"position {end} is beyond the {self.facts.max_seq_len} tokens that the "
+                f"program holds; export it with a larger --max-seq-len."
+            )
 
     def _run(self, ids: Tensor, start: int, knobs: Sequence[Tensor] = ()) -> Tensor:
         inputs = (ids.contiguous(), torch.tensor(start), *knobs)

@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+SCALARS = (torch.tensor(1.0), torch.tensor(40), torch.tensor(0.9), torch.tensor(0.5))
+"""Examples of temperature, top_k, top_p and uniform, in their dtypes."""
+
 
 def next_id(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, uniform: Tensor

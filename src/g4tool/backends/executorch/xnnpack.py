@@ -10,12 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-from torch.export import ExportedProgram
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram, export
 
-from g4tool.backends.executorch.check import check_kernels, check_quantized, check_remainders
+from g4tool.backends.executorch.check import (
+    check_kernels,
+    check_quantized,
+    check_remainders,
+    missing_kernels,
+)
 from g4tool.backends.executorch.library import load_runtime, quiet, require_exporter
 from g4tool.backends.executorch.program import METHODS, ProgramOptions
+from g4tool.backends.executorch.sampling import SCALARS, next_id
+from g4tool.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -108,14 +116,32 @@ def lower(
         lowered = Lowered(manager, modules)
     kernels = load_runtime().operator_registry.operator_names
     for name, operators in lowered.operators().items():
-        check_kernels(name, (each for each in operators if not _is_builtin(each)), kernels)
+        check_kernels(name, operators, kernels)
     return lowered
+
+
+def check_sampling() -> None:
+    """Raise UsageError naming the operators of sampling that the runtime has no kernel for."""
+    require_exporter()
+    from executorch.exir import to_edge
+
+    inputs = (torch.zeros(1, 8), *SCALARS)
+    with quiet():
+        manager = to_edge(export(_Sample(), inputs, strict=True)).to_executorch()
+    (plan,) = manager.executorch_program.execution_plan
+    kernels = load_runtime().operator_registry.operator_names
+    missing = missing_kernels((_name(each) for each in plan.operators), kernels)
+    if missing:
+        raise UsageError(
+            f"--sampling: the runtime has no kernel for {', '.join(missing)}; leave it out, and "
+            f"the tokens are chosen outside the program."
+        )
+
+
+class _Sample(nn.Module):
+    def forward(self, logits: Tensor, *scalars: Tensor) -> Tensor:
+        return next_id(logits, *scalars)
 
 
 def _name(operator: Any) -> str:
     return f"{operator.name}.{operator.overload}" if operator.overload else str(operator.name)
-
-
-def _is_builtin(name: str) -> bool:
-    # Symbolic sizes and views are the executor's own, not in its list of kernels.
-    return name.startswith(("executorch_prim::", "aten::sym_"))
