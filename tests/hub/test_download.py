@@ -19,7 +19,7 @@ from g4tool.errors import G4Error, UsageError
 from g4tool.hub.download import download, expected, missing, resolve
 from g4tool.hub.failures import explained
 from g4tool.progress import Progress
-from tests.hub.server import COMMIT, REPO, Hub, serving
+from tests.hub.server import COMMIT, REPO, Fault, Hub, serving
 
 SHARD = "model-00001-of-00002.safetensors"
 OTHER = "model-00002-of-00002.safetensors"
@@ -146,6 +146,56 @@ def test_a_cut_connection_is_resumed_within_a_run(hub: Hub, tmp_path: Path) -> N
     assert ranges[0] == ""
     assert len(ranges) == 2
     assert int(ranges[1].removeprefix("bytes=").removesuffix("-")) >= 1 << 16
+
+
+def test_a_connection_that_drips_is_cut_and_taken_up_again(hub: Hub, tmp_path: Path) -> None:
+    hub.faults = [Fault(f"GET .*{SHARD}", slow=0.02)]  # 20 s for the whole
+    began = time.monotonic()
+    _check(download(REPO, endpoint=hub.endpoint, cache=tmp_path, patience=0.6))
+    assert time.monotonic() - began < 15
+    assert [name for name, _ in hub.fetched()].count(SHARD) >= 2
+    hub.faults = [Fault(f"GET .*{OTHER}", slow=0.5, times=99)]
+    (tmp_path / "models--someone--gemma" / "snapshots" / COMMIT / OTHER).resolve().unlink()
+    with pytest.raises(G4Error, match="run this again"):
+        download(REPO, endpoint=hub.endpoint, cache=tmp_path, patience=0.2)
+
+
+@pytest.mark.parametrize("headers", [{"Retry-After": "41"}, {}])
+def test_slow_down_is_obeyed(
+    hub: Hub, tmp_path: Path, sleeps: list[float], headers: dict[str, str]
+) -> None:
+    hub.faults = [Fault(f"GET .*/resolve/.*{SHARD}", 429, headers=headers)]
+    hub.faults.append(Fault("GET .*/tree/", 429, headers=headers))
+    _check(download(REPO, endpoint=hub.endpoint, cache=tmp_path))
+    assert [fault.times for fault in hub.faults] == [0, 0]
+    assert all(41 <= pause <= 43 for pause in sleeps) == bool(headers)
+    assert len(sleeps) >= 2
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504, None])
+@pytest.mark.parametrize("where", ["/revision/", "/tree/", f"/resolve/.*{SHARD}", "config.json"])
+def test_what_passes_is_tried_again_or_told(
+    hub: Hub, tmp_path: Path, sleeps: list[float], where: str, status: int | None
+) -> None:
+    hub.faults = [Fault(f"(GET|HEAD) .*{where}", status)]
+    told = ""
+    try:
+        download(REPO, endpoint=hub.endpoint, cache=tmp_path)
+    except G4Error as error:
+        told = str(error)
+    assert hub.faults[0].times == 0
+    assert not told or "run this again" in told
+    # The library itself tries again what it asks most often, but not after every kind of break.
+    assert not told or where == "/revision/" or status is None
+    _check(download(REPO, endpoint=hub.endpoint, cache=tmp_path))
+
+
+def test_a_token_that_has_expired(hub: Hub, tmp_path: Path) -> None:
+    hub.faults = [Fault("/resolve/", 401, times=99)]
+    with pytest.raises(G4Error, match=r"refuses access to someone/gemma \(401\): log in"):
+        download(REPO, endpoint=hub.endpoint, cache=tmp_path)
+    hub.faults = []
+    _check(download(REPO, endpoint=hub.endpoint, cache=tmp_path))
 
 
 @pytest.mark.parametrize("name", [SHARD, "config.json", "tokenizer.json"])

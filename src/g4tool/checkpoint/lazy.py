@@ -103,11 +103,8 @@ class Checkpoint:
         done = 0
         for key in kept:
             file = self._file(key)
-            info = file.info(key)
-            if info.dtype.is_floating_point and not key.endswith(_CLIP_BOUNDS):
-                for start, stop in row_blocks(info.rows, info.row_nbytes):
-                    _check_values(file, key, start, stop)
-            done += info.nbytes
+            check_values(file, key)
+            done += file.info(key).nbytes
             report(Progress("check", done, total, "bytes", key))
 
     def close(self) -> None:
@@ -157,7 +154,15 @@ class Checkpoint:
         return TensorInfo(name, first.dtype, shape, first.offset if fused else 0)
 
 
-def _check_values(file: SafetensorsFile, key: str, start: int, stop: int) -> None:
+def check_values(file: SafetensorsFile, key: str) -> None:
+    """Raise G4Error, naming file and tensor, for NaN or infinity, but where it means no bound."""
+    info = file.info(key)
+    if info.dtype.is_floating_point and not key.endswith(_CLIP_BOUNDS):
+        for start, stop in row_blocks(info.rows, info.row_nbytes):
+            _check_rows(file, key, start, stop)
+
+
+def _check_rows(file: SafetensorsFile, key: str, start: int, stop: int) -> None:
     values = file.read(key, start, stop)
     if not values.numel():
         return

@@ -8,13 +8,14 @@ import typer
 
 from g4tool.cli.common import Env, command
 from g4tool.cli.models import check_output, confirm_download, ensure, put, show_decision
-from g4tool.errors import IncompleteError
+from g4tool.errors import IncompleteError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from g4tool.pipeline.artifact import Decision
     from g4tool.pipeline.stage import Stage
+    from g4tool.recipe.model import Recipe
     from g4tool.stages.build import Build
 
 HELP = """Make everything a recipe asks for.
@@ -41,7 +42,8 @@ def build(
         str | None,
         typer.Option(
             metavar="STAGE",
-            help="Stop after download, convert, quantize, export-cpu, export-cuda, compile-neuron.",
+            help="Stop after download, convert, quantize, export-cpu, export-cuda, compile-neuron;"
+            " with upload, publish it too.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -51,6 +53,13 @@ def build(
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda [cuda where there is one].")
     ] = None,
+    stream_source: Annotated[
+        bool,
+        typer.Option(
+            "--stream-source",
+            help="Fetch a Hub model's shards one by one as they are quantized, and keep none.",
+        ),
+    ] = False,
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Put the last artifact into this folder too.")
     ] = None,
@@ -59,7 +68,11 @@ def build(
     from g4tool.stages import build as building
 
     recipe = env.recipe(preset, {"model": model})
-    chosen = building.build(recipe, device, Path(sys.executable))
+    chosen = building.build(recipe, device, Path(sys.executable), stream_source)
+    publishing = until == "upload"
+    if publishing:
+        _check_publishing(recipe, dry_run)
+        until = None
     stages = chosen.until(until) if until else chosen.stages
     missing = {
         name: why for name, why in chosen.missing.items() if not until or name == stages[-1].name
@@ -73,6 +86,15 @@ def build(
     results = _make(env, chosen, stages, decisions)
     with env.store.using(results[-1]):
         folder = put(env, results[-1], output)
+    if publishing:
+        from g4tool.cli.upload import publish
+
+        publish(env, recipe, chosen, [])
+        return
+    if recipe.upload and not until:
+        env.out.note(
+            f"{'upload':<10} not asked for  g4 upload publishes it as {recipe.upload.repo}"
+        )
     done = [{"stage": d.stage, "identity": d.identity, "action": d.action} for d in decisions]
     result = {"stages": done, "path": str(folder)}
     env.out.result(result | ({"incomplete": list(missing)} if missing else {}), str(folder))
@@ -81,6 +103,16 @@ def build(
         raise typer.Exit(IncompleteError.exit_code)
     if missing:
         raise IncompleteError(" ".join(f"{name}: {why}" for name, why in missing.items()))
+
+
+def _check_publishing(recipe: "Recipe", dry_run: bool) -> None:
+    """Refuse what cannot be published, before hours of work for it."""
+    from g4tool.hub.upload import check_login
+
+    if recipe.upload is None:
+        raise UsageError("--until upload: this recipe has no upload section.")
+    if not dry_run:
+        check_login()
 
 
 def _make(

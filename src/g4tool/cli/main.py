@@ -20,6 +20,7 @@ from g4tool.cli import (
     export_cuda,
     quantize,
     run,
+    upload,
     verify,
 )
 from g4tool.cli import recipe as recipe_commands
@@ -61,6 +62,7 @@ COMMANDS = (
     verify,
     evaluate,
     bench,
+    upload,
 )
 for module in COMMANDS:
     module.register(app)

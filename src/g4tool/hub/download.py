@@ -15,6 +15,7 @@ from g4tool.errors import G4Error
 from g4tool.files import sha256, write_text
 from g4tool.hub.failures import UnreachableError, explained
 from g4tool.hub.listing import COMMIT, RemoteFile, repo_folder, snapshot, wanted_files
+from g4tool.hub.stall import PATIENCE, taken_up_again
 from g4tool.hub.transfer import bar_class
 from g4tool.hub.verify import HashFile, is_intact
 from g4tool.progress import Progress, Report, silent
@@ -35,7 +36,7 @@ def resolve(
         return revision
     from huggingface_hub import HfApi
 
-    folder = repo_folder(cache or _default_cache(), repo)
+    folder = repo_folder(cache or default_cache(), repo)
     reference = folder / "refs" / revision
     api = HfApi(endpoint=endpoint)
     try:
@@ -56,7 +57,7 @@ def expected(
     repo: str, revision: str = "main", *, endpoint: str | None = None, cache: Path | None = None
 ) -> list[tuple[str, int]]:
     """Name and size in bytes of every file that `download` would leave on the disk."""
-    cache = cache or _default_cache()
+    cache = cache or default_cache()
     commit = resolve(repo, revision, endpoint=endpoint, cache=cache)
     return [(f.name, f.size) for f in wanted_files(repo, commit, endpoint, cache)]
 
@@ -65,7 +66,7 @@ def missing(
     repo: str, revision: str = "main", *, endpoint: str | None = None, cache: Path | None = None
 ) -> list[tuple[str, int]]:
     """Those of `expected` that the cache does not hold yet."""
-    cache = cache or _default_cache()
+    cache = cache or default_cache()
     commit = resolve(repo, revision, endpoint=endpoint, cache=cache)
     files = wanted_files(repo, commit, endpoint, cache)
     return [(f.name, f.size) for f in _absent(files, snapshot(cache, repo, commit))]
@@ -80,14 +81,16 @@ def download(
     cache: Path | None = None,
     report: Report = silent,
     hash_file: HashFile = sha256,
+    patience: float = PATIENCE,
 ) -> Path:
     """Fetches what is missing, verifies everything, and returns the folder that holds it.
 
     The folder is the commit's snapshot in the Hub's cache, or `local_dir`. `hash_file` gives the
-    SHA-256 of a file, for a caller that remembers it. Raises G4Error when the Hub or the network
-    refuses, the disk is too small, or a file is corrupt; what has arrived whole is kept.
+    SHA-256 of a file, for a caller that remembers it. A transfer that brings nothing for `patience`
+    seconds is cut and taken up again. Raises G4Error when the Hub or the network refuses, the disk
+    is too small, or a file is corrupt; what has arrived whole is kept.
     """
-    cache = cache or _default_cache()
+    cache = cache or default_cache()
     commit = resolve(repo, revision, endpoint=endpoint, cache=cache)
     files = wanted_files(repo, commit, endpoint, cache)
     folder = snapshot(cache, repo, commit) if local_dir is None else local_dir
@@ -96,12 +99,13 @@ def download(
         _check_space(repo, absent, folder)
     if absent or local_dir is not None:
         # A plain folder may hold another commit's files; the library looks and replaces those.
-        _fetch(repo, commit, files, absent, local_dir, endpoint, cache, report)
+        _fetch(repo, commit, files, absent, local_dir, endpoint, cache, report, patience)
     _verify(repo, files, folder, hash_file, report)
     return folder
 
 
-def _default_cache() -> Path:
+def default_cache() -> Path:
+    """The Hub's own cache, where every other tool finds the files too."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE).expanduser()
@@ -147,6 +151,7 @@ def _fetch(
     endpoint: str | None,
     cache: Path,
     report: Report,
+    patience: float,
 ) -> None:
     from huggingface_hub import HfApi, snapshot_download
 
@@ -154,18 +159,22 @@ def _fetch(
     total = sum(file.size for file in files)
     there = total - sum(file.size for file in absent)
     report(Progress(job, there, total, "bytes"))
-    with explained(repo, commit, HfApi(endpoint=endpoint).endpoint):
-        snapshot_download(
-            repo,
-            revision=commit,
-            cache_dir=cache,
-            local_dir=local_dir,
-            endpoint=endpoint,
-            allow_patterns=[
-                glob.escape(file.name) for file in (absent if local_dir is None else files)
-            ],
-            tqdm_class=bar_class(job, there, total, report),
-        )
+
+    def fetch(report: Report) -> None:
+        with explained(repo, commit, HfApi(endpoint=endpoint).endpoint):
+            snapshot_download(
+                repo,
+                revision=commit,
+                cache_dir=cache,
+                local_dir=local_dir,
+                endpoint=endpoint,
+                allow_patterns=[
+                    glob.escape(file.name) for file in (absent if local_dir is None else files)
+                ],
+                tqdm_class=bar_class(job, there, total, report),
+            )
+
+    taken_up_again(fetch, report, patience)
     report(Progress(job, total, total, "bytes"))
 
 

@@ -27,8 +27,8 @@ def explained(repo: str, revision: str, host: str) -> Iterator[None]:
     from huggingface_hub import errors
 
     try:
-        with _quiet():
-            if not _has_address(host):
+        with quiet():
+            if not has_address(host):
                 raise UnreachableError(
                     f"{repo} cannot be fetched, for {urlsplit(host).hostname} was not found: check"
                     " the network, then run this again."
@@ -76,7 +76,7 @@ def explained(repo: str, revision: str, host: str) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keeps the library's warnings about retries off the terminal; what fails is raised anyway."""
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
@@ -88,7 +88,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _has_address(url: str) -> bool:
+def has_address(url: str) -> bool:
     from huggingface_hub import constants
 
     parts = urlsplit(url)

@@ -67,25 +67,31 @@ def repo_folder(cache: Path, repo: str) -> Path:
     return cache / f"models--{repo.replace('/', '--')}"
 
 
-def _ask(repo: str, commit: str, endpoint: str | None) -> list[RemoteFile]:
+def tree(repo: str, commit: str, endpoint: str | None) -> list[RemoteFile]:
+    """Every file of `repo` at a commit, by name. Raises huggingface_hub's errors."""
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile
 
-    api = HfApi(endpoint=endpoint)
-    with explained(repo, commit, api.endpoint):
-        entries = api.list_repo_tree(repo, recursive=True, revision=commit)
-        return sorted(
-            (
-                RemoteFile(
-                    entry.path,
-                    entry.lfs.size if entry.lfs else entry.size,
-                    entry.lfs.sha256 if entry.lfs else entry.blob_id,
-                )
-                for entry in entries
-                if isinstance(entry, RepoFile)
-            ),
-            key=lambda file: file.name,
-        )
+    entries = HfApi(endpoint=endpoint).list_repo_tree(repo, recursive=True, revision=commit)
+    return sorted(
+        (
+            RemoteFile(
+                entry.path,
+                entry.lfs.size if entry.lfs else entry.size,
+                entry.lfs.sha256 if entry.lfs else entry.blob_id,
+            )
+            for entry in entries
+            if isinstance(entry, RepoFile)
+        ),
+        key=lambda file: file.name,
+    )
+
+
+def _ask(repo: str, commit: str, endpoint: str | None) -> list[RemoteFile]:
+    from huggingface_hub import HfApi
+
+    with explained(repo, commit, HfApi(endpoint=endpoint).endpoint):
+        return tree(repo, commit, endpoint)
 
 
 def _cached(folder: Path) -> list[RemoteFile]:

@@ -42,6 +42,17 @@ class Stage(Protocol):
 
 
 @runtime_checkable
+class SelfFed(Protocol):
+    """A stage that fetches what it reads itself: its inputs count for its identity, and are not
+    made for it."""
+
+    @property
+    def fetches(self) -> bool:
+        """Whether it does so."""
+        ...
+
+
+@runtime_checkable
 class Intact(Protocol):
     """A stage whose finished artifact can stop being usable for reasons its files do not show."""
 

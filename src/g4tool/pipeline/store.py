@@ -16,7 +16,7 @@ from g4tool.pipeline.artifact import Artifact, Decision, Source
 from g4tool.pipeline.fingerprint import Json, stage_identity
 from g4tool.pipeline.hashes import FileHashes
 from g4tool.pipeline.home import default_home, open_home
-from g4tool.pipeline.stage import Intact, Stage
+from g4tool.pipeline.stage import Intact, SelfFed, Stage
 from g4tool.pipeline.watch import watch
 from g4tool.pipeline.work import Work
 from g4tool.progress import Report, silent
@@ -121,7 +121,7 @@ class Store:
                 source.resolve(item, self.hashes, report=report)
                 if isinstance(item, Source)
                 else self._ensure_in_use(stack, item, report, on_decision, on_wait)
-                for item in stage.inputs
+                for item in (() if isinstance(stage, SelfFed) and stage.fetches else stage.inputs)
             )
             stack.enter_context(locks.hold(self.lock(decision.identity), on_wait))
             # The files are looked at before they are hashed once more: what is watched is then

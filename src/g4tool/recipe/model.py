@@ -129,10 +129,18 @@ class CompileNeuron(Section):
 
 
 class Upload(Section):
-    """Where on the Hub the results go."""
+    """Where on the Hub the results go.
+
+    `artifacts`: what is published beside the bundle, each in a folder of its name. `layout`: which
+    of quantize.formats lies at the repository's root, the first unless said otherwise.
+    `base_model`: the repository that the model comes from, where `model` is a folder.
+    """
 
     repo: str = Field(pattern=r"^[\w.-]+/[\w.-]+$")
     private: bool = False
+    layout: Literal["torchao", "compressed-tensors"] | None = None
+    artifacts: list[Literal["export-cpu", "export-cuda", "compile-neuron", "executorch"]] = []
+    base_model: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")] | None = None
 
 
 def _or_defaults(value: Any) -> Any:

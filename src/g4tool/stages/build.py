@@ -6,7 +6,7 @@ from pathlib import Path
 
 from g4tool.errors import UsageError
 from g4tool.pipeline.artifact import Source
-from g4tool.pipeline.stage import Stage
+from g4tool.pipeline.stage import SelfFed, Stage
 from g4tool.quantize.options import check_options, is_qat_source
 from g4tool.recipe.model import Recipe
 from g4tool.stages.checkpoints import TINY_MODELS, checkpoint_stage
@@ -38,9 +38,9 @@ class Build:
     @property
     def stages(self) -> list[Stage]:
         """What there is to make, in order."""
+        streams = isinstance(self.quantize, SelfFed)
         given: list[Stage | Source | None] = [
-            self.source,
-            self.convert,
+            *(() if streams else (self.source, self.convert)),
             self.quantize,
             self.export_cpu,
             self.export_cuda,
@@ -66,15 +66,21 @@ class Build:
         if name not in ends:
             raise UsageError(f"--until {name}: the stages are {', '.join(BUILT)}.")
         end = ends[name]
-        if end is None or isinstance(end, Source):
+        if end is None or end not in self.stages:
             raise UsageError(f"--until {name}: this recipe has no such stage.")
         return self.stages[: self.stages.index(end) + 1]
 
 
-def build(recipe: Recipe, device: str | None = None, neuron_python: Path | None = None) -> Build:
+def build(
+    recipe: Recipe,
+    device: str | None = None,
+    neuron_python: Path | None = None,
+    stream: bool = False,
+) -> Build:
     """The stages of `recipe`. `device` overrides the recipe's own; `neuron_python` is asked for the
-    Neuron SDK, and without one nothing is compiled. A Hub model's revision is looked up, so this
-    may need the network. Raises UsageError for options that contradict each other."""
+    Neuron SDK, and without one nothing is compiled. `stream`: quantize a Hub model shard by shard
+    as it arrives. A Hub model's revision is looked up, so this may need the network. Raises
+    UsageError for options that contradict each other."""
     source = checkpoint_stage(recipe.model, recipe.revision)
     convert = ConvertStage(source, recipe.convert.materialize, recipe.convert.dtype)
     quantize = None
@@ -84,8 +90,20 @@ def build(recipe: Recipe, device: str | None = None, neuron_python: Path | None 
         check_options(options)
         qat = is_qat_source(recipe.model)
         quantize = QuantizeStage(convert, options, qat, choose_device(wanted))
+    if stream:
+        quantize = _streamed(recipe, quantize)
     built = Build(source, convert, quantize)
     return _with_neuron(_with_programs(built, recipe), recipe, neuron_python)
+
+
+def _streamed(recipe: Recipe, quantize: QuantizeStage | None) -> QuantizeStage:
+    from g4tool.stages.stream import streamed
+
+    if quantize is None:
+        raise UsageError("--stream-source needs a quantize section: nothing else reads by shard.")
+    if recipe.compile_neuron is not None:
+        raise UsageError("--stream-source keeps no checkpoint, and compile-neuron needs one.")
+    return streamed(quantize)
 
 
 def _with_programs(built: Build, recipe: Recipe) -> Build:

@@ -17,6 +17,7 @@ from g4tool.stages.convert import missing_fact
 from g4tool.stages.environment import device_class, library_version
 
 if TYPE_CHECKING:
+    from g4tool.checkpoint.lazy import Checkpoint
     from g4tool.quantize.options import QuantizeOptions
 
 
@@ -66,17 +67,30 @@ class QuantizeStage:
         """Whether the manifest holds the account."""
         return missing_fact(artifact, {"tensors": list, "notes": list})
 
+    def files_at_once(self) -> int:
+        """How many files are made at a time."""
+        from g4tool.quantize.driver import units_at_once
+
+        return units_at_once(self.device)
+
     def run(self, work: Work) -> None:
-        """Write the bundle: its shards, journaled one by one, then the small files."""
-        from g4tool.checkpoint.folder import CONFIG
+        """Quantize the view that is given."""
         from g4tool.checkpoint.reader import open_checkpoint
+
+        (view,) = work.inputs
+        self.write(work, open_checkpoint(view.path), view.manifest["facts"]["source"])
+
+    def write(self, work: Work, checkpoint: "Checkpoint", source: Json) -> None:
+        """Write the bundle: its shards, journaled one by one, then the small files.
+
+        `source` is what g4.json says of the checkpoint's origin.
+        """
+        from g4tool.checkpoint.folder import CONFIG
         from g4tool.checkpoint.writer import INDEX
         from g4tool.files import write_json
         from g4tool.formats.bundle import BUNDLE, fingerprint
         from g4tool.quantize import account, bundle, driver, policy
 
-        (view,) = work.inputs
-        checkpoint = open_checkpoint(view.path)
         plans = policy.plan(checkpoint, self.options, self.qat)
         units = driver.units(plans, self.options.layerwise)
         index = bundle.bundle_index(units)
@@ -85,10 +99,10 @@ class QuantizeStage:
         work.expect(len(units) + len(side_files) + 2 + (len(units) > 1))
         work.need(index["metadata"]["total_size"])
 
-        source, recipe = view.manifest["facts"]["source"], self.parameters()
+        recipe = self.parameters()
         mark = fingerprint(source, recipe)
 
-        at_once = driver.units_at_once(self.device)
+        at_once = self.files_at_once()
         # Bytes of several files at a time would make the bar jump; it counts files then.
         report = work.report if at_once == 1 else silent
 
