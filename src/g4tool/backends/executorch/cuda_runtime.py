@@ -23,8 +23,10 @@ from g4tool.backends.executorch.pte import (
     read_program,
     read_weights,
 )
+from g4tool.backends.executorch.symbols import absent, undefined_symbols
 from g4tool.errors import G4Error
 
+_DEVICE = torch.device("cuda")
 _LIBRARIES = ("libc10", "libtorch_cpu", "libc10_cuda", "libtorch_cuda", "libtorch")
 
 
@@ -37,7 +39,7 @@ class CudaMethods:
     def __init__(self, path: Path, weights: Sequence[Path], graph: bool = True) -> None:
         if not torch.cuda.is_available():
             raise G4Error(f"{path} was compiled for an NVIDIA GPU, and this machine has none.")
-        self.device = torch.device("cuda")
+        self.device = _DEVICE
         program, data = read_program(path)
         methods = {name: compiled_method(path, program, data, name) for name in METHODS}
         held = _load(methods.values(), [read_weights(each) for each in weights])
@@ -85,9 +87,11 @@ class _Code:
     ) -> None:
         self._order = method.inputs
         library = scratch / f"{name}.so"
-        with library.open("wb") as file:
-            file.write(data.read(method.code))
+        code = data.read(method.code)
         _open_torch()
+        _require_symbols(data.path, name, code)
+        with library.open("wb") as file:
+            file.write(code)
         try:
             runner: Any = torch._C._aoti.AOTIModelContainerRunnerCuda
             # Single-threaded: otherwise a run queries events, which no CUDA graph can record.
@@ -106,7 +110,7 @@ class _Code:
         self._container.update_constant_buffer(constants, False, False, True)
 
     def __call__(self, inputs: Sequence[Tensor]) -> Tensor:
-        placed = [each.to("cuda") for each in inputs]
+        placed = [each.to(_DEVICE) for each in inputs]
         result: Tensor
         (result,) = self._container.run([placed[number] for number in self._order])
         return result
@@ -167,6 +171,20 @@ def _open_torch() -> None:
             ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
+def _require_symbols(path: Path, method: str, code: memoryview) -> None:
+    """Raise G4Error for code that calls functions of a runtime that torch is not."""
+    try:
+        needed = undefined_symbols(code)
+    except ValueError as error:
+        raise G4Error(f"{path}: the code of {method} is {error}; export the model again.") from None
+    missing = absent(name for name in needed if name.startswith("aoti_"))
+    if missing:
+        raise G4Error(
+            f"{path}: {method} calls {', '.join(missing)}, which torch {torch.__version__} has "
+            f"not; run the program in a CUDA build of ExecuTorch, or export the model with g4."
+        )
+
+
 def _load(methods: Any, files: Sequence[DataFile]) -> dict[str, Tensor]:
     """Every storage that a method needs, once, on the device: key -> bytes."""
     held: dict[str, Tensor] = {}
@@ -177,8 +195,14 @@ def _load(methods: Any, files: Sequence[DataFile]) -> dict[str, Tensor]:
             file = next((file for file in files if weight.key in file), None)
             if file is None:
                 raise G4Error(f"no weights file of the export has {weight.key}; it is incomplete.")
-            data = torch.frombuffer(bytearray(file.read(weight.key)), dtype=torch.uint8)
-            held[weight.key] = data.to("cuda") if weight.on_device else data
+            stored = file.read(weight.key)
+            if len(stored) < weight.nbytes:
+                raise G4Error(
+                    f"{file.path} holds {len(stored)} bytes of {weight.name} where the program "
+                    f"needs {weight.nbytes}: it belongs to another program; export the model again."
+                )
+            data = torch.frombuffer(bytearray(stored), dtype=torch.uint8)
+            held[weight.key] = data.to(_DEVICE) if weight.on_device else data
     return held
 
 

@@ -146,13 +146,18 @@ def attention(
 ) -> Tensor:
     """scaled_dot_product_attention in plain products, softmax in fp32.
 
-    ExecuTorch's Triton kernel in its place takes boolean masks only.
+    ExecuTorch's Triton kernel in its place takes boolean masks only. Raises ValueError for what it
+    would compute otherwise than torch: a boolean mask, `is_causal`, dropout.
     """
+    if is_causal or dropout_p or (attn_mask is not None and attn_mask.dtype == torch.bool):
+        raise ValueError("attention takes an additive mask, neither is_causal nor dropout")
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     scores = torch.matmul(query, key.transpose(-1, -2)).to(torch.float32)
-    if scale is not None and scale != 1.0:
+    if scale is None:
+        scale = query.shape[-1] ** -0.5
+    if scale != 1.0:
         scores = scores * scale
     if attn_mask is not None:
         scores = scores + attn_mask.to(torch.float32)
