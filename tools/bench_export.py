@@ -14,19 +14,15 @@ from pathlib import Path
 
 import torch
 import torch._inductor.config
-from torch import nn
 
 from g4tool.backends.executorch import cuda, verify
 from g4tool.backends.executorch.cuda_runtime import CudaMethods
 from g4tool.backends.executorch.folder import EXPORT, ExportFacts, record, to_json
 from g4tool.backends.executorch.fused import make_fused
 from g4tool.backends.executorch.program import ProgramOptions, constant_methods, export_methods
-from g4tool.kernels.int4 import Int4Linear
-from g4tool.kernels.int8 import Int8Embedding
-from g4tool.model.config import TextConfig
-from g4tool.model.embedding import Embedding
 from g4tool.model.text import TextModel
 from g4tool.model.variants import VARIANTS
+from random_models import random_model
 
 NEW = 128
 
@@ -116,35 +112,6 @@ def greedy(step: verify.Step, ids: list[int], count: int) -> list[int]:
             logits = step(torch.tensor([found[-1:]]), position)
             found.append(int(logits.argmax()))
     return found
-
-
-def random_model(config: TextConfig) -> TextModel:
-    """The model on CUDA: int4 g32 linear layers and int8 embedding with random codes."""
-    with torch.device("meta"):
-        model = TextModel(config)
-    for path, leaf in list(model.named_modules()):
-        twin: nn.Module
-        if isinstance(leaf, nn.Linear):
-            n, k = leaf.weight.shape
-            scale = torch.full((k // 32, n), 0.02 / k**0.5, device="cuda", dtype=torch.bfloat16)
-            codes = torch.randint(0, 256, (n, k // 2), device="cuda", dtype=torch.uint8)
-            twin = Int4Linear(codes, scale, torch.full_like(scale, 7.5))
-        elif isinstance(leaf, Embedding):
-            n, k = leaf.weight.shape
-            codes = torch.randint(-127, 128, (n, k), device="cuda", dtype=torch.int8)
-            twin = Int8Embedding(codes, torch.full((n, 1), 3e-4, device="cuda").bfloat16())
-        else:
-            continue
-        owner, _, name = path.rpartition(".")
-        setattr(model.get_submodule(owner), name, twin)
-    for path, value in [*model.named_parameters(), *model.named_buffers()]:
-        if value.is_meta:
-            owner, _, name = path.rpartition(".")
-            ones = torch.ones(value.shape, device="cuda", dtype=torch.bfloat16)
-            holder = model.get_submodule(owner)
-            is_parameter = isinstance(value, nn.Parameter)
-            setattr(holder, name, nn.Parameter(ones, requires_grad=False) if is_parameter else ones)
-    return model.eval()
 
 
 def large(layers: int, folder: Path) -> None:

@@ -45,8 +45,8 @@ def bench(
     against: Annotated[
         Against | None, typer.Option(help="Run this beside it, on the same folder.")
     ] = None,
-    graph: Annotated[
-        bool, typer.Option("--graph", help="Decode by a CUDA graph of fused kernels.")
+    triton: Annotated[
+        bool, typer.Option("--triton", help="int4 and int8 products by g4's Triton kernels.")
     ] = False,
     dtype: Annotated[str, typer.Option(help="Of activations: bf16, fp16 or fp32.")] = "bf16",
     device: Annotated[
@@ -68,7 +68,7 @@ def bench(
     numbers, place = parse_dtype(dtype), torch.device(choose_device(device))
     data: dict[str, Any] = {"model": model, "device": str(place), "prompt": prompt, "new": new}
     with using_model(env, model, revision) as folder:
-        data |= _own(env, folder, numbers, place, prompt, new, repeats, graph)
+        data |= _own(env, folder, numbers, place, prompt, new, repeats, triton)
         if against is not None:
             speed = measure.measure_transformers(str(folder), numbers, place, prompt, new, repeats)
             data["transformers"] = measure.rates(speed)
@@ -83,16 +83,21 @@ def _own(
     prompt: int,
     new: int,
     repeats: int,
-    graph: bool,
+    triton: bool,
 ) -> dict[str, Any]:
     from g4tool.evaluate import bench as measure
     from g4tool.generate.figures import peak_memory
+    from g4tool.kernels.register import use_triton
     from g4tool.model.text import TextModel
     from g4tool.stages.loading import load_folder
 
+    if triton:
+        if device.type != "cuda":
+            raise UsageError("--triton: the kernels run on CUDA devices only.")
+        use_triton()
     with env.out.progress() as report:
         (model, _), loaded = measure.timed(lambda: load_folder(folder, dtype, str(device), report))
-    speed = measure.measure_speed(model, prompt, new, repeats, graph)
+    speed = measure.measure_speed(model, prompt, new, repeats)
     figures = {"load_seconds": round(loaded, 3), "peak_memory_bytes": peak_memory(device)}
     figures |= measure.rates(speed)
     if isinstance(model, TextModel):

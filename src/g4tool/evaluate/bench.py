@@ -109,9 +109,7 @@ def _weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, buffer
 
 
-def measure_speed(
-    model: LanguageModel, prompt: int, new: int, repeats: int, graph: bool = False
-) -> Speed:
+def measure_speed(model: LanguageModel, prompt: int, new: int, repeats: int) -> Speed:
     """Prefill of `prompt` random tokens, then `new` tokens greedily, once to warm up.
 
     Raises UsageError where the model has no room for them.
@@ -120,7 +118,7 @@ def measure_speed(
     if prompt + new > room:
         raise UsageError(f"the model has room for {room} tokens, not for {prompt} and {new} more.")
     random = torch.Generator().manual_seed(0)
-    session = Session(model, prompt + new, graph=graph)
+    session = Session(model, prompt + new)
     runs = []
     for _ in range(repeats + 1):
         ids = torch.randint(0, model.config.vocab_size, (prompt,), generator=random).tolist()

@@ -51,10 +51,14 @@ def takes(x: Tensor, qdata: Tensor, scale: Tensor) -> bool:
 
 
 @triton.jit
-def store_packed(packed, values, at, columns):
-    """Values [B / 8, 8] fp32 of the columns `at` [B / 8, 8], as `_times` wants them."""
-    words = columns // 8
+def _pack(x, packed, columns, stride, BLOCK: tl.constexpr):
+    """Columns of one row each, as `_times` wants them."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK // 8)[:, None] * 8 + tl.arange(0, 8)[None, :]
+    row = tl.program_id(1)
     inside = at < columns
+    values = tl.load(x + row * columns + at, mask=inside, other=0.0).to(tl.float32)
+    packed += row * stride
+    words = columns // 8
     nibble = at % 8
     # 2**(100 - 4i) by its exponent bits.
     factor = ((227 - 4 * (nibble % 5)) << 23).to(tl.float32, bitcast=True)
@@ -65,15 +69,7 @@ def store_packed(packed, values, at, columns):
 
 
 @triton.jit
-def _pack(x, packed, columns, stride, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK // 8)[:, None] * 8 + tl.arange(0, 8)[None, :]
-    row = tl.program_id(1)
-    values = tl.load(x + row * columns + at, mask=at < columns, other=0.0).to(tl.float32)
-    store_packed(packed + row * stride, values, at, columns)
-
-
-@triton.jit
-def _term(total, words, packed, at, MASK: tl.constexpr):
+def term(total, words, packed, at, MASK: tl.constexpr):
     x = tl.load(packed + at)
     return tl.fma(x[None, :], (words & MASK).to(tl.float32, bitcast=True), total)
 
@@ -116,15 +112,15 @@ def _times(
         z = tl.load(zero + group, mask=known, other=0.0).to(tl.float32)
         sums = tl.load(packed + 8 * words + at, mask=inside, other=0.0)
         total = tl.zeros((ROWS, ACROSS * 4), tl.float32)
-        total = _term(total, w, packed, at, 0xF)
-        total = _term(total, w, packed + words, at, 0xF0)
-        total = _term(total, w, packed + 2 * words, at, 0xF00)
-        total = _term(total, w, packed + 3 * words, at, 0xF000)
-        total = _term(total, w, packed + 4 * words, at, 0xF0000)
+        total = term(total, w, packed, at, 0xF)
+        total = term(total, w, packed + words, at, 0xF0)
+        total = term(total, w, packed + 2 * words, at, 0xF00)
+        total = term(total, w, packed + 3 * words, at, 0xF000)
+        total = term(total, w, packed + 4 * words, at, 0xF0000)
         w = w >> 20  # the upper nibbles would be exponents
-        total = _term(total, w, packed + 5 * words, at, 0xF)
-        total = _term(total, w, packed + 6 * words, at, 0xF0)
-        total = _term(total, w, packed + 7 * words, at, 0xF00)
+        total = term(total, w, packed + 5 * words, at, 0xF)
+        total = term(total, w, packed + 6 * words, at, 0xF0)
+        total = term(total, w, packed + 7 * words, at, 0xF00)
         products = tl.sum(total.reshape(ROWS, ACROSS, 4), 2)
         sums = tl.sum(sums.reshape(ACROSS, 4), 1)
         y = tl.fma(s, tl.fma(products, _UNSCALE, -z * sums[None, :]), y)
@@ -240,13 +236,7 @@ def pack_rows(x: Tensor) -> Tensor:
     return packed
 
 
-def splits_of(weights: Sequence[Weight]) -> int:
-    """How many partial results `vector_parts` gives for these weights."""
-    count, columns = sum(w[0].shape[0] for w in weights), 2 * weights[0][0].shape[1]
-    return vector_tile(count, columns)["SPLITS"]
-
-
-def vector_parts(packed: Tensor, weights: Sequence[Weight], out: Tensor | None = None) -> Tensor:
+def vector_parts(packed: Tensor, weights: Sequence[Weight]) -> Tensor:
     """One packed row times one to three weights [N_i, K] of one group size: fp32 [splits, sum N_i].
 
     The sum over the splits is left to whoever reads it.
@@ -254,8 +244,7 @@ def vector_parts(packed: Tensor, weights: Sequence[Weight], out: Tensor | None =
     columns = 2 * weights[0][0].shape[1]
     counts = [w[0].shape[0] for w in weights]
     tile = dict(vector_tile(sum(counts), columns))
-    if out is None:
-        out = packed.new_empty((tile["SPLITS"], sum(counts)))
+    out = packed.new_empty((tile["SPLITS"], sum(counts)))
     blocks = sum(triton.cdiv(count, tile["ROWS"]) for count in counts)
     every = [*weights, *[weights[0]] * (3 - len(weights))]
     counts += [0] * (3 - len(weights))

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op
 
-from g4tool.kernels.triton_int4 import launchable, sum_splits
+from g4tool.kernels.triton_int4 import launchable, sum_splits, term
 from g4tool.kernels.tuning import vector_tile
 
 CHUNK = 16
@@ -42,12 +42,6 @@ def _pack(x, packed, columns, BLOCK: tl.constexpr):
     tl.store(packed + at % 4 * words + at // 4, values * factor, mask=inside)
     first = tl.min(at, 1)
     tl.store(packed + 4 * words + first // 4, tl.sum(values, 1), mask=first < columns)
-
-
-@triton.jit
-def _term(total, words, packed, at, MASK: tl.constexpr):
-    x = tl.load(packed + at)
-    return tl.fma(x[None, :], (words & MASK).to(tl.float32, bitcast=True), total)
 
 
 @triton.jit
@@ -77,11 +71,11 @@ def _vector(
         w = tl.where(inside[None, :], w, 0)
         sums = tl.load(packed + 4 * words + at, mask=inside, other=0.0)
         total = tl.zeros((ROWS, ACROSS * 4), tl.float32)
-        total = _term(total, w, packed, at, 0xFF)
-        total = _term(total, w, packed + words, at, 0xFF00)
+        total = term(total, w, packed, at, 0xFF)
+        total = term(total, w, packed + words, at, 0xFF00)
         w = w >> 16
-        total = _term(total, w, packed + 2 * words, at, 0xFF)
-        total = _term(total, w, packed + 3 * words, at, 0xFF00)
+        total = term(total, w, packed + 2 * words, at, 0xFF)
+        total = term(total, w, packed + 3 * words, at, 0xFF00)
         products = tl.sum(total.reshape(ROWS, ACROSS, 4), 2)
         sums = tl.sum(sums.reshape(ACROSS, 4), 1)
         part = tl.fma(products, _UNSCALE, -128.0 * sums[None, :])

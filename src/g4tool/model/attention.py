@@ -1,7 +1,5 @@
 """Grouped-query attention with normalised queries, keys and values and a scale of one."""
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,24 +9,11 @@ from g4tool.model.config import LayerConfig, TextConfig
 from g4tool.model.norm import RMSNorm, rms_norm
 from g4tool.model.rope import rotate
 
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-
-
-def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """Queries [B, H, S, D] over keys and values [B, kv heads, K, D] -> [B, H, S, D].
-
-    `mask` [B or 1, 1, S, K] is added to the scores.
-    """
-    return F.scaled_dot_product_attention(
-        queries, keys, values, attn_mask=mask, scale=1.0, enable_gqa=True
-    )
-
 
 class Attention(nn.Module):
     """One layer's attention. A layer that shares another's keys and values has only q and o.
 
-    `cache` is None (whole sequences only) or this layer's own store. `attend` mixes the values for
-    more than one query; it may be replaced by a quicker one.
+    `cache` is None (whole sequences only) or this layer's own store.
     """
 
     def __init__(self, config: TextConfig, layer: LayerConfig) -> None:
@@ -38,7 +23,6 @@ class Attention(nn.Module):
         self.makes_kv = layer.kv_source is None
         self.value_from_key = layer.value_from_key
         self.cache: KeyValueCache | None = None
-        self.attend: Attend = attend
         width = config.num_heads * layer.head_dim
         kv_width = layer.num_kv_heads * layer.head_dim
         self.q_proj = nn.Linear(config.hidden_size, width, bias=False)
@@ -72,7 +56,9 @@ class Attention(nn.Module):
             # Kernels differ in the strides of their result, and a traced view would bake in one.
             mixed = mixed.clone(memory_format=torch.contiguous_format).view(queries.shape)
         else:
-            mixed = self.attend(queries, keys, values, span.mask)
+            mixed = F.scaled_dot_product_attention(
+                queries, keys, values, attn_mask=span.mask, scale=1.0, enable_gqa=True
+            )
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return out, (keys, values)
 

@@ -1,9 +1,32 @@
 """Per-layer embeddings: a small vector for each token and layer, mixed into the layer's output."""
 
 import math
+from collections.abc import Mapping
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from g4tool.model.config import TextConfig
+
+
+def per_layer_rows(
+    ids: Tensor,
+    x: Tensor,
+    table: nn.Module,
+    scales: Mapping[torch.dtype, float],
+    projection: nn.Module,
+    norm: nn.Module,
+    config: TextConfig,
+) -> Tensor:
+    """What each layer is given for ids [B, S] and scaled embeddings x [B, S, d].
+
+    See `per_layer_inputs`; `table` and `projection` are the model's two.
+    """
+    split = (config.num_layers, config.per_layer_dim)
+    tokens = table(ids)
+    tokens = (tokens * scales[tokens.dtype]).unflatten(-1, split)
+    return per_layer_inputs(tokens, projection(x).unflatten(-1, split), norm, config.hidden_size)
 
 
 def per_layer_inputs(tokens: Tensor, context: Tensor, norm: nn.Module, hidden_size: int) -> Tensor:

@@ -17,7 +17,7 @@ from g4tool.model.config import AttentionKind, LayerConfig, TextConfig
 from g4tool.model.decoder import DecoderLayer
 from g4tool.model.embedding import Embedding, root_scales
 from g4tool.model.norm import RMSNorm
-from g4tool.model.per_layer import per_layer_inputs
+from g4tool.model.per_layer import per_layer_rows
 from g4tool.model.rope import rope_tables
 
 
@@ -69,7 +69,7 @@ class TextModel(nn.Module):
             self._check_cache(input_ids)
         x = self.embed_tokens(input_ids)
         x = x * self.embed_scales[x.dtype]
-        per_layer = self.per_layer_rows(input_ids, x) if self.config.per_layer_dim else None
+        per_layer = self._per_layer(input_ids, x) if self.config.per_layer_dim else None
         spans = {kind: self._span(kind, x, start, pad) for kind in self.kinds}
         shared: dict[int, tuple[Tensor, Tensor]] = {}
         for number, (layer, block) in enumerate(zip(self.config.layers, self.layers, strict=True)):
@@ -90,9 +90,7 @@ class TextModel(nn.Module):
         """Scores [..., vocab] of final states [..., d], soft-capped to c * tanh(z / c)."""
         tied = self.config.tie_word_embeddings
         scores: Tensor = self.embed_tokens.project(hidden) if tied else self.lm_head(hidden)
-        if self.config.softcap is None:
-            return scores
-        return torch.tanh(scores / self.config.softcap) * self.config.softcap
+        return softcapped(scores, self.config.softcap)
 
     def allocate_cache(
         self,
@@ -139,14 +137,16 @@ class TextModel(nn.Module):
     def _attentions(self) -> list[Attention]:
         return [cast(DecoderLayer, block).self_attn for block in self.layers]
 
-    def per_layer_rows(self, input_ids: Tensor, x: Tensor) -> Tensor:
-        """Inputs [B, S, layers, P] from ids [B, S] and scaled embeddings x [B, S, d]."""
-        split = (self.config.num_layers, self.config.per_layer_dim)
-        tokens = self.embed_tokens_per_layer(input_ids)
-        tokens = (tokens * self.per_layer_scales[tokens.dtype]).unflatten(-1, split)
-        context = self.per_layer_model_projection(x).unflatten(-1, split)
-        norm = self.per_layer_projection_norm
-        return per_layer_inputs(tokens, context, norm, self.config.hidden_size)
+    def _per_layer(self, input_ids: Tensor, x: Tensor) -> Tensor:
+        return per_layer_rows(
+            input_ids,
+            x,
+            self.embed_tokens_per_layer,
+            self.per_layer_scales,
+            self.per_layer_model_projection,
+            self.per_layer_projection_norm,
+            self.config,
+        )
 
     def _slots(self, kind: AttentionKind, length: int) -> int:
         return min(length, self.config.sliding_window) if kind == "sliding" else length
@@ -195,3 +195,8 @@ class TextModel(nn.Module):
                 f"a chunk of {input_ids.shape[1]} tokens does not fit a cache of {length}: "
                 "allocate a longer cache or give a shorter chunk"
             )
+
+
+def softcapped(scores: Tensor, cap: float | None) -> Tensor:
+    """cap * tanh(scores / cap), or the scores where there is no cap."""
+    return scores if cap is None else torch.tanh(scores / cap) * cap

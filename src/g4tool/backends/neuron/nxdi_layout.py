@@ -12,7 +12,7 @@ from torch import Tensor
 
 from g4tool.errors import G4Error
 from g4tool.model.config import LayerConfig, TextConfig
-from g4tool.parallel.plan import Plan, make_plan
+from g4tool.parallel.plan import Plan, kv_heads, make_plan
 
 _EXPERTS = ".experts."
 _NXD_EXPERTS = ".experts.mlp_op."
@@ -57,14 +57,8 @@ def neuron_state_dict(
 
 
 def kv_heads_per_rank(layer: LayerConfig, num_heads: int, degree: int) -> int:
-    """Key-value heads that one of `degree` ranks holds.
-
-    Fewer heads than ranks are replicated; heads that neither divide nor are divided by the degree
-    are repeated to one a query head.
-    """
-    if layer.num_kv_heads % degree == 0:
-        return layer.num_kv_heads // degree
-    return 1 if degree % layer.num_kv_heads == 0 else num_heads // degree
+    """Key-value heads that one of `degree` ranks holds, the same number on each; see the plan."""
+    return len(kv_heads(layer, num_heads, degree, 0))
 
 
 def cache_slots(layer: LayerConfig, config: TextConfig, length: int) -> int:

@@ -28,8 +28,9 @@ from g4tool.model.decoder import DecoderLayer
 from g4tool.model.embedding import root_scales
 from g4tool.model.moe import Router
 from g4tool.model.norm import RMSNorm
-from g4tool.model.per_layer import per_layer_inputs
+from g4tool.model.per_layer import per_layer_rows
 from g4tool.model.rope import rope_tables
+from g4tool.model.text import softcapped
 
 
 class NeuronDecoderLayer(DecoderLayer):
@@ -192,13 +193,14 @@ class NeuronTextModel(NeuronBaseModel):
         return self.norm(x), self.kv_mgr.write_token(made, positions)
 
     def _per_layer(self, input_ids: Tensor, x: Tensor) -> Tensor:
-        """Inputs [B, S, layers, P] from ids [B, S] and scaled embeddings x [B, S, d]."""
-        split = (self.text.num_layers, self.text.per_layer_dim)
-        tokens = self.embed_tokens_per_layer(input_ids)
-        tokens = (tokens * self.per_layer_scales[tokens.dtype]).unflatten(-1, split)
-        context = self.per_layer_model_projection(x).unflatten(-1, split)
-        return per_layer_inputs(
-            tokens, context, self.per_layer_projection_norm, self.text.hidden_size
+        return per_layer_rows(
+            input_ids,
+            x,
+            self.embed_tokens_per_layer,
+            self.per_layer_scales,
+            self.per_layer_model_projection,
+            self.per_layer_projection_norm,
+            self.text,
         )
 
     def _span(
@@ -220,11 +222,6 @@ class NeuronTextModel(NeuronBaseModel):
         if kind == "full":
             mask = mask & attention_mask.bool()
         return NeuronSpan(cos, sin, mask, positions)
-
-
-def softcapped(scores: Tensor, cap: float | None) -> Tensor:
-    """cap * tanh(scores / cap), or the scores where there is no cap."""
-    return scores if cap is None else torch.tanh(scores / cap) * cap
 
 
 def _table(rows: int, dim: int, dtype: torch.dtype) -> Any:
