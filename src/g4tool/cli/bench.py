@@ -89,14 +89,14 @@ def _own(
     from g4tool.generate.figures import peak_memory
     from g4tool.kernels.register import use_triton
     from g4tool.model.text import TextModel
-    from g4tool.stages.loading import load_folder
+    from g4tool.stages.loading import load_to_run
 
     if triton:
         if device.type != "cuda":
             raise UsageError("--triton: the kernels run on CUDA devices only.")
         use_triton()
     with env.out.progress() as report:
-        (model, _), loaded = measure.timed(lambda: load_folder(folder, dtype, str(device), report))
+        (model, _), loaded = measure.timed(lambda: load_to_run(folder, dtype, str(device), report))
     speed = measure.measure_speed(model, prompt, new, repeats)
     figures = {"load_seconds": round(loaded, 3), "peak_memory_bytes": peak_memory(device)}
     figures |= measure.rates(speed)

@@ -1,5 +1,6 @@
 """`g4 export-cpu`: an ExecuTorch program for XNNPACK."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,8 @@ from g4tool.errors import UsageError
 
 if TYPE_CHECKING:
     from g4tool.pipeline.artifact import Artifact
+    from g4tool.recipe.model import Recipe
+    from g4tool.stages.export import Backend
 
 HELP = """Export a model as an ExecuTorch program for the CPU.
 
@@ -51,7 +54,7 @@ OutputDir = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Put the program into this folder too.")
 ]
 
-TINY_TEST: dict[str, Flag] = {"model": "tiny-31b", "max_seq_len": 256, "prefill_chunk": 128}
+TINY_TEST = {"max_seq_len": 256, "prefill_chunk": 128}
 
 
 def register(app: typer.Typer) -> None:
@@ -79,24 +82,15 @@ def export_cpu(
     output: OutputDir = None,
 ) -> None:
     """Ensure the export stage and print its proof."""
-    from g4tool.stages.export import export_stage
-
     lengths: dict[str, Flag] = {"max_seq_len": max_seq_len, "prefill_chunk": prefill_chunk}
-    wanted = source_flags("export-cpu", tiny_test, model, prequantized, lengths)
     flags = {
-        **wanted,
+        **source_flags("export-cpu", tiny_test, model, prequantized, lengths),
         "revision": revision,
         "export-cpu.int8_activations": int8_activations,
         "export-cpu.sampling": sampling,
     }
     recipe = env.recipe(None, flags, section="export-cpu")
-    stage = export_stage(recipe, "xnnpack", prequantized, verify)
-    check_output(env, stage, output)
-    if not prequantized:
-        from g4tool.stages.build import build
-
-        confirm_download(env, build(recipe).source)
-    artifact = ensure(env, stage)
+    artifact = made(env, recipe, "xnnpack", prequantized, verify, output)
     with env.store.using(artifact):
         folder = put(env, artifact, output)
     show_proof(env, artifact)
@@ -104,6 +98,34 @@ def export_cpu(
         {"identity": artifact.identity, "path": str(folder), **artifact.manifest["facts"]},
         str(folder),
     )
+
+
+def made(
+    env: Env,
+    recipe: "Recipe",
+    backend: "Backend",
+    prequantized: Path | None,
+    verify: bool | None,
+    output: Path | None,
+) -> "Artifact":
+    """The export that the recipe asks for, of its own model or of a bundle's folder."""
+    from g4tool.stages.build import build
+    from g4tool.stages.export import bundle_stage
+
+    built = None
+    if prequantized is not None:
+        stage = bundle_stage(recipe, backend, prequantized)
+    else:
+        built = build(recipe)
+        found = built.export_cuda if backend == "cuda" else built.export_cpu
+        assert found is not None, "the section is there, and what it needs"
+        stage = found
+    if verify is not None:
+        stage = replace(stage, verify=verify)
+    check_output(env, stage, output)
+    if built is not None:
+        confirm_download(env, built.source)
+    return ensure(env, stage)
 
 
 def source_flags(
@@ -118,10 +140,13 @@ def source_flags(
         raise UsageError("--tiny-test, --model and --prequantized each name a model: give one.")
     if prequantized is not None and not prequantized.is_dir():
         raise UsageError(f"--prequantized {prequantized}: there is no such folder.")
-    flags: dict[str, Flag] = {"model": TINY_TEST["model"] if tiny_test else model}
-    for key, value in lengths.items():
-        flags[f"{section}.{key}"] = TINY_TEST[key] if tiny_test and value is None else value
-    return flags
+    flags: dict[str, Flag] = {"model": "tiny-31b" if tiny_test else model}
+    if tiny_test:
+        longest = lengths["max_seq_len"] or TINY_TEST["max_seq_len"]
+        assert isinstance(longest, int)
+        chunk = lengths["prefill_chunk"] or min(TINY_TEST["prefill_chunk"], longest)
+        lengths = {"max_seq_len": longest, "prefill_chunk": chunk}
+    return flags | {f"{section}.{key}": value for key, value in lengths.items()}
 
 
 def show_proof(env: Env, artifact: "Artifact") -> None:

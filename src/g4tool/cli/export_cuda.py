@@ -13,10 +13,11 @@ from g4tool.cli.export_cpu import (
     Sampling,
     TinyTest,
     Verify,
+    made,
     show_proof,
     source_flags,
 )
-from g4tool.cli.models import check_output, confirm_download, ensure, put
+from g4tool.cli.models import put
 from g4tool.errors import IncompleteError
 
 HELP = """Export a model as an ExecuTorch program for CUDA.
@@ -49,34 +50,34 @@ def export_cuda(
     output: OutputDir = None,
 ) -> None:
     """Ensure the export, or without a GPU its twin for the CPU."""
-    from g4tool.stages.build import build
+    from g4tool.recipe.model import ExportCpu
     from g4tool.stages.environment import choose_device
-    from g4tool.stages.export import NO_GPU, export_stage
+    from g4tool.stages.export import NO_GPU
 
     lengths: dict[str, Flag] = {"max_seq_len": max_seq_len, "prefill_chunk": prefill_chunk}
-    on_gpu = choose_device(None) != "cpu"
-    section = "export-cuda" if on_gpu else "export-cpu"
     flags = {
-        **source_flags(section, tiny_test, model, prequantized, lengths),
+        **source_flags("export-cuda", tiny_test, model, prequantized, lengths),
         "revision": revision,
-        f"{section}.sampling": sampling if on_gpu else None,
+        "export-cuda.sampling": sampling,
     }
-    recipe = env.recipe(None, flags, section=section)
-    stage = export_stage(recipe, "cuda" if on_gpu else "xnnpack", prequantized, verify)
-    if on_gpu:
-        check_output(env, stage, output)
-    if not prequantized:
-        confirm_download(env, build(recipe).source)
-    artifact = ensure(env, stage)
-    show_proof(env, artifact)
-    facts = {"identity": artifact.identity, **artifact.manifest["facts"]}
-    if on_gpu:
+    recipe = env.recipe(None, flags, section="export-cuda")
+    if choose_device(None) != "cpu":
+        artifact = made(env, recipe, "cuda", prequantized, verify, output)
+        show_proof(env, artifact)
         with env.store.using(artifact):
             folder = put(env, artifact, output)
+        facts = {"identity": artifact.identity, **artifact.manifest["facts"]}
         env.out.result({**facts, "path": str(folder)}, str(folder))
         return
+    wanted = recipe.export_cuda
+    assert wanted is not None, "the section is there"
+    twin = ExportCpu(max_seq_len=wanted.max_seq_len, prefill_chunk=wanted.prefill_chunk)
+    recipe = recipe.model_copy(update={"export_cpu": twin, "export_cuda": None})
+    artifact = made(env, recipe, "xnnpack", prequantized, verify, None)
+    show_proof(env, artifact)
     env.out.note(f"the same methods for the CPU, proved: {artifact.path}")
     if env.as_json:
+        facts = {"identity": artifact.identity, **artifact.manifest["facts"]}
         env.out.result({**facts, "path": None, "incomplete": ["export-cuda"]}, "")
         raise typer.Exit(IncompleteError.exit_code)
     raise IncompleteError(f"export-cuda: {NO_GPU}")

@@ -138,16 +138,12 @@ def _load(
     from g4tool.generate.chat import load_chat_template
     from g4tool.generate.conversation import Conversation
     from g4tool.generate.tokenizer import Tokenizer
-    from g4tool.kernels import cpu_int4
-    from g4tool.model.text import TextModel
-    from g4tool.stages.loading import load_folder
+    from g4tool.stages.loading import load_to_run
     from g4tool.stages.ranks import load_rank
 
     with env.out.progress() as report:
         if group is None:
-            model, files = load_folder(folder, dtype, device, report)
-            if isinstance(model, TextModel):
-                cpu_int4.prepare(model, dtype)
+            model, files = load_to_run(folder, dtype, device, report)
         else:
             model, files = load_rank(folder, dtype, device, group, report)
     template = None if raw else load_chat_template(files)

@@ -56,7 +56,7 @@ def upload(
     ] = False,
     layout: Annotated[
         str | None,
-        typer.Option(metavar="FORMAT", help="Which of quantize.formats to publish [the first]."),
+        typer.Option(metavar="FORMAT", help="Which layout of the bundle to publish [the first]."),
     ] = None,
     evaluation: Annotated[
         Path | None,

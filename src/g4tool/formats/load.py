@@ -32,7 +32,7 @@ _TWINS: dict[tuple[str, type[nn.Module]], Callable[..., nn.Module]] = {
     ("int8", ExpertLinear): Int8ExpertLinear,
     ("int8", Embedding): Int8Embedding,
 }
-FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 Place = tuple[SafetensorsFile, Quantized]
 
@@ -109,9 +109,21 @@ def _read(
     dtype: torch.dtype,
     read: Read,
 ) -> dict[str, Tensor]:
-    """The parts of a weight of this shape, each checked against its header's entry."""
+    keys, own = check_parts(file, stored, shape)
+    # What `fill` converts must be there by then.
+    return {part: read(file, key, own != dtype) for part, key in keys.items()}
+
+
+def check_parts(
+    file: SafetensorsFile, stored: Quantized, shape: tuple[int, ...]
+) -> tuple[dict[str, str], torch.dtype]:
+    """Name in the file of each part that is needed of a weight, and the dtype of its scales.
+
+    Raises G4Error for a part that is not what the weight's shape and its header ask for, and for
+    int8 with zero points.
+    """
     main = file.info(stored.parts["weight" if stored.kind == "plain" else "scale"])
-    if main.dtype not in FLOATS:
+    if main.dtype not in _FLOATS:
         raise G4Error(f"{file.path}: {main.name} is {main.dtype}, not a 16 or 32 bit float.")
     try:
         specs = part_specs(Stored(stored.name, stored.kind, shape, main.dtype, stored.group))
@@ -130,8 +142,7 @@ def _read(
         raise G4Error(
             f"{file.path}: {stored.name} is int8 with zero points, which g4 does not run."
         )
-    # What `fill` converts must be there by then.
-    return {part: read(file, key, main.dtype != dtype) for part, key in keys.items()}
+    return keys, main.dtype
 
 
 def fill(

@@ -5,7 +5,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from g4tool.checkpoint.config import parse_text_config
@@ -13,10 +12,9 @@ from g4tool.checkpoint.folder import CONFIG, open_files, read_json
 from g4tool.checkpoint.inventory import text_tensors
 from g4tool.checkpoint.lazy import Checkpoint
 from g4tool.checkpoint.reader import open_checkpoint
-from g4tool.errors import G4Error
 from g4tool.formats.bundle import check_shards, is_bundle, read_bundle
-from g4tool.formats.load import FLOATS, Place, places
-from g4tool.formats.torchao import Quantized, Spec, Stored, part_specs
+from g4tool.formats.load import Place, check_parts, places
+from g4tool.formats.torchao import Quantized, Spec
 from g4tool.model.config import TextConfig
 
 
@@ -78,54 +76,30 @@ class _Bundle:
         self.folder = folder
         facts = read_bundle(folder)
         self.config = parse_text_config(read_json(folder / CONFIG), str(folder / CONFIG))
-        self._shapes = text_tensors(self.config)
         with ExitStack() as stack:
             files = open_files(folder)
             for file in files.values():
                 stack.enter_context(file)
             check_shards(files, facts)
             self._places: dict[str, Place] = places(folder, self.config, files)
-            for name in self._places:
-                self._check(name)
+            shapes = text_tensors(self.config)
+            self._keys = {
+                name: check_parts(file, stored, shapes[name])[0]
+                for name, (file, stored) in self._places.items()
+            }
             self._files = stack.pop_all()
 
     def stored(self, name: str) -> Quantized:
         return self._places[name][1]
 
     def specs(self, name: str) -> Mapping[str, Spec]:
-        file, stored = self._places[name]
-        wanted = _kept_parts(stored)
-        return {part: (file.info(key).dtype, file.info(key).shape) for part, key in wanted.items()}
+        file, _ = self._places[name]
+        infos = {part: file.info(key) for part, key in self._keys[name].items()}
+        return {part: (info.dtype, info.shape) for part, info in infos.items()}
 
     def read(self, name: str, part: str, start: int, stop: int) -> Tensor:
-        file, stored = self._places[name]
-        return file.read(stored.parts[part], start, stop)
+        file, _ = self._places[name]
+        return file.read(self._keys[name][part], start, stop)
 
     def close(self) -> None:
         self._files.close()
-
-    def _check(self, name: str) -> None:
-        file, stored = self._places[name]
-        dtype = file.info(stored.parts["weight" if stored.kind == "plain" else "scale"]).dtype
-        try:
-            specs = part_specs(Stored(name, stored.kind, self._shapes[name], dtype, stored.group))
-        except ValueError as error:
-            raise G4Error(f"{file.path}: {error}, the shape that config.json asks for.") from None
-        for part, key in stored.parts.items():
-            info = file.info(key)
-            if dtype not in FLOATS or (info.dtype, info.shape) != specs[part]:
-                raise G4Error(
-                    f"{file.path}: {key} is {info.dtype} {list(info.shape)}, but config.json and "
-                    f"the header ask for {specs[part][0]} {list(specs[part][1])}."
-                )
-        if stored.kind == "int8" and torch.any(file.read(stored.parts["zero"])):
-            raise G4Error(
-                f"{file.path}: {stored.name} is int8 with zero points, which g4 does not run."
-            )
-
-
-def _kept_parts(stored: Quantized) -> Mapping[str, str]:
-    """An int8 weight's zero points are noughts, which nobody needs."""
-    if stored.kind != "int8":
-        return stored.parts
-    return {part: key for part, key in stored.parts.items() if part != "zero"}

@@ -37,9 +37,8 @@ def prepare(model: nn.Module, dtype: torch.dtype) -> int:
     block = block_rows() if dtype == torch.bfloat16 else None
     for path, module in list(model.named_modules()):
         if isinstance(module, (Int4Linear, Int4ExpertLinear)) and block and _fits(module, block):
-            owner, _, name = path.rpartition(".")
             twin = CpuInt4Linear if isinstance(module, Int4Linear) else CpuInt4ExpertLinear
-            setattr(model.get_submodule(owner), name, twin(*_repacked(module, block)))
+            model.set_submodule(path, twin(*_repacked(module, block)))
             count += 1
     return count
 

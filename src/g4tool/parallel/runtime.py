@@ -53,7 +53,7 @@ def join_ranks(model: TextModel, plan: Plan, group: Group) -> TextModel:
             continue
         path = name.removesuffix(".weight")
         if split.kind == "vocabulary" and path != "lm_head":
-            _swap(model, path, _part_embedding(model.get_submodule(path), split, group))
+            model.set_submodule(path, _part_embedding(model.get_submodule(path), split, group))
         elif split.after == "gather":
             _gather_after(model.get_submodule(path), _sizes(split), group)
         elif path.endswith(".experts.down_proj") and split.after == "sum":
@@ -74,11 +74,6 @@ def _part_embedding(part: nn.Module, split: Split, group: Group) -> PartEmbeddin
 
 def _sizes(split: Split) -> list[int]:
     return [sum(stop - start for start, stop in runs) for runs in split.runs]
-
-
-def _swap(model: nn.Module, path: str, module: nn.Module) -> None:
-    owner, _, leaf = path.rpartition(".")
-    setattr(model.get_submodule(owner), leaf, module)
 
 
 def _sum_after(module: nn.Module, group: Group) -> None:

@@ -7,7 +7,7 @@ of a whole tensor only the 4 bit scales and zeros are held, since they lie acros
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,11 +36,6 @@ _CPU = torch.device("cpu")
 _UNITS_AT_ONCE = 12
 # Up to it the largest bf16 scale spans the weights from its negative to itself in every scheme.
 _LARGEST = 2.0**126
-
-
-Also = Callable[[TensorPlan, int, Tensor, Packed | None, Workers], None]
-"""Takes each block as it passes, for another format: its plan, its first row (of 3-D weights its
-expert), the rows [R, ...] as they were read, what they became (None where kept), the workers."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +81,11 @@ def quantize_unit(
     device: torch.device | str = "cpu",
     report: Report = silent,
     fingerprint: str | None = None,
-    also: Also | None = None,
 ) -> list[TensorAccount]:
     """Quantize the unit's tensors and write them as the file `path`, whole or not at all.
 
-    `fingerprint`, that of the bundle, goes into the file's header; `also` sees every block. Raises
-    G4Error, naming file and tensor, for NaN or infinity, and for a weight that its scheme cannot
-    hold.
+    `fingerprint`, that of the bundle, goes into the file's header. Raises G4Error, naming file and
+    tensor, for NaN or infinity, and for a weight that its scheme cannot hold.
     """
     specs, metadata = unit_layout(unit)
     if fingerprint is not None:
@@ -103,7 +96,7 @@ def quantize_unit(
     with workers(device) as crew, TensorFileWriter(path, specs, metadata) as writer:
         for item in unit.tensors:
             report(Progress("quantize", done, total, "bytes", item.name))
-            account = _quantize_tensor(checkpoint, item, specs, writer, crew, also or _nobody)
+            account = _quantize_tensor(checkpoint, item, specs, writer, crew)
             check_error(account)
             accounts.append(account)
             done += checkpoint.info(item.source).nbytes
@@ -117,18 +110,16 @@ def _quantize_tensor(
     specs: dict[str, Spec],
     writer: TensorFileWriter,
     crew: Workers,
-    also: Also,
 ) -> TensorAccount:
     parts = part_names(item.hf_name, _kind(item))
-    tally = Tally()
+    tally = _Tally()
     if item.scheme == "keep":
         for start, block in blocks(checkpoint, item):
             writer.write(parts["weight"], block, start)
-            also(item, start, block, None, crew)
     elif len(item.shape) == 2:
-        _write_matrix(checkpoint, item, parts, writer, crew, also, tally)
+        _write_matrix(checkpoint, item, parts, writer, crew, tally)
     else:
-        _write_experts(checkpoint, item, parts, writer, crew, also, tally)
+        _write_experts(checkpoint, item, parts, writer, crew, tally)
     return TensorAccount(
         name=item.name,
         hf_name=item.hf_name,
@@ -144,7 +135,7 @@ def _quantize_tensor(
 
 
 @dataclass
-class Tally:
+class _Tally:
     """What the blocks of a tensor add up to; `error` and `energy` have one value a row."""
 
     error: list[float] = field(default_factory=list)
@@ -153,7 +144,6 @@ class Tally:
     groups: int = 0
 
     def add(self, result: Packed) -> None:
-        """Add a block's."""
         self.error += result.error.tolist()
         self.energy += result.energy.tolist()
         self.off_grid += result.off_grid
@@ -166,8 +156,7 @@ def _write_matrix(
     parts: dict[str, str],
     writer: TensorFileWriter,
     crew: Workers,
-    also: Also,
-    tally: Tally,
+    tally: _Tally,
 ) -> None:
     scales: list[Tensor] = []
     zeros: list[Tensor] = []
@@ -181,7 +170,6 @@ def _write_matrix(
             scales.append(result.scale)
             zeros.append(result.zero)
         tally.add(result)
-        also(item, start, block, result, crew)
     if zeros:
         writer.write(parts["scale"], torch.cat(scales, 1))
         writer.write(parts["zero"], torch.cat(zeros, 1))
@@ -193,21 +181,15 @@ def _write_experts(
     parts: dict[str, str],
     writer: TensorFileWriter,
     crew: Workers,
-    also: Also,
-    tally: Tally,
+    tally: _Tally,
 ) -> None:
     for expert in range(item.shape[0]):
-        rows = read(checkpoint, item, expert, expert + 1, crew.device)[0]
+        rows = _read(checkpoint, item, expert, expert + 1, crew.device)[0]
         result = _solve(crew, item, rows)
         zero = _no_zero(result.scale) if result.zero is None else result.zero
         for part, values in (("qdata", result.qdata), ("scale", result.scale), ("zero", zero)):
             writer.write(parts[part], values.unsqueeze(0), expert)
         tally.add(result)
-        also(item, expert, rows, result, crew)
-
-
-def _nobody(*_: object) -> None:
-    """Takes no block."""
 
 
 def _solve(crew: Workers, item: TensorPlan, rows: Tensor) -> Packed:
@@ -224,13 +206,12 @@ def blocks(
     # The hqq package's result depends on all rows it sees.
     limit = info.nbytes if item.solver == "reference" else _READ_BYTES
     for start, stop in row_blocks(info.rows, info.row_nbytes, limit):
-        yield start, read(checkpoint, item, start, stop, device)
+        yield start, _read(checkpoint, item, start, stop, device)
 
 
-def read(
+def _read(
     checkpoint: Checkpoint, item: TensorPlan, start: int, stop: int, device: torch.device = _CPU
 ) -> Tensor:
-    """Rows of a plan's source, on `device`. Raises G4Error for values its scheme cannot hold."""
     values = checkpoint.read(item.source, start, stop, pinned=device.type == "cuda")
     values = values.to(device, non_blocking=True)
     # The towers hold bounds that may be infinite on purpose; they are carried as they are.

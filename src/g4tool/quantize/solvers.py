@@ -1,17 +1,17 @@
 """Runs a solver over the rows of a weight, in blocks the machine likes; any give the same bytes."""
 
-import importlib.util
 import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from g4tool.kernels.register import has_triton
 from g4tool.quantize import als, grid, int8, reference, rtn, symmetric
 from g4tool.quantize.pack import Codes, Packed, dequantize, packed
 
@@ -32,6 +32,9 @@ SOLVERS: dict[str, Solve] = {
 _BLOCK_CPU = 2**17
 _BLOCK_DEVICE = 2**25
 
+
+KERNEL_GROUPS = (16, 32, 64, 128, 256)
+"""Group sizes that `triton_als` solves."""
 
 _streams = threading.local()
 
@@ -110,7 +113,7 @@ def relative_error(error: list[float], energy: list[float]) -> float:
 @torch.inference_mode()
 def _solve_block(solver: str, group: int, device: torch.device, rows: Tensor) -> Packed:
     rows = rows.to(device, non_blocking=True)
-    if solver == "hqq" and _has_kernel(device, group):
+    if solver == "hqq" and group in KERNEL_GROUPS and has_triton(device):
         from g4tool.quantize import triton_als
 
         return _home(triton_als.solve(rows, group))
@@ -119,16 +122,6 @@ def _solve_block(solver: str, group: int, device: torch.device, rows: Tensor) ->
     lost = dequantize(codes).double().sub_(weights).square_().sum(1)
     energy = weights.square_().sum(1)
     return _home(Packed(packed(codes), codes.scale, codes.zero, lost, energy, codes.off_grid))
-
-
-@lru_cache
-def _has_kernel(device: torch.device, group: int) -> bool:
-    """Whether `triton_als` solves groups of this size on the device."""
-    return (
-        device.type == "cuda"
-        and importlib.util.find_spec("triton") is not None
-        and group in (16, 32, 64, 128, 256)
-    )
 
 
 def _home(result: Packed) -> Packed:

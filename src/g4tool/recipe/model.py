@@ -132,7 +132,7 @@ class Upload(Section):
     """Where on the Hub the results go.
 
     `artifacts`: what is published beside the bundle, each in a folder of its name. `layout`: which
-    of quantize.formats lies at the repository's root, the first unless said otherwise.
+    of the bundle's layouts lies at the repository's root, the first unless said otherwise.
     `base_model`: the repository that the model comes from, where `model` is a folder.
     """
 

@@ -12,7 +12,7 @@ from g4tool.pipeline.fingerprint import Json
 from g4tool.pipeline.stage import Stage
 from g4tool.pipeline.work import Work
 from g4tool.recipe.model import ExportCpu, Recipe
-from g4tool.stages.checkpoints import TINY_MODELS, copy_file, tiny_model_of
+from g4tool.stages.checkpoints import copy_file, tiny_model_of
 from g4tool.stages.convert import missing_fact
 from g4tool.stages.environment import device_class, library_version
 
@@ -90,9 +90,10 @@ class ExportStage:
         from g4tool.backends.executorch import folder as exported
         from g4tool.files import write_json
         from g4tool.stages import export_cpu, export_cuda
+        from g4tool.stages.proof import Given
 
         weights, source = work.inputs[0].path, work.inputs[1].path if len(work.inputs) > 1 else None
-        given = export_cpu.Given(self, weights, source, work.report)
+        given = Given(self, weights, source, work.report)
         names = [exported.PROGRAM]
         if self.backend == "cuda":
             maker = export_cuda.Maker(given)
@@ -106,51 +107,13 @@ class ExportStage:
             work.file(name, partial(copy_file, given.files / name))
         facts = exported.ExportFacts(
             backend=self.backend,
-            activations=made["activations"],
-            max_seq_len=made["max_seq_len"],
-            prefill_chunk=made["prefill_chunk"],
-            sampling=self.sampling,
-            sliding_window=made["sliding_window"],
-            vocab_size=made["vocab_size"],
-            bos_id=made["bos_id"],
-            eos_ids=made["eos_ids"],
-            turn=made["turn"],
-            delegates=made["delegates"],
-            gpu=made["gpu"],
             versions={**{name: library_version(name) for name in _LIBRARIES}, "g4": __version__},
-            source=made["source"],
             files=exported.record(work.path, [*names, *small]),
-            verified=made["verified"],
+            **made,
         )
         work.file(exported.EXPORT, lambda path: write_json(path, exported.to_json(facts)))
         work.fact("delegates", facts.delegates)
         work.fact("verified", facts.verified)
-
-
-def export_stage(
-    recipe: Recipe, backend: Backend, prequantized: Path | None = None, verify: bool | None = None
-) -> ExportStage:
-    """The export that `recipe` asks for, of its own model or of a bundle's folder.
-
-    `verify` None proves tiny models only. Raises UsageError for options that contradict each other,
-    or where the recipe has no such section.
-    """
-    if prequantized is not None:
-        weights, checkpoint, tiny = _given_bundle(prequantized)
-        return program_stage(
-            recipe, backend, weights, checkpoint, tiny if verify is None else verify
-        )
-    from g4tool.stages.build import build
-
-    built = build(recipe)
-    tiny = recipe.model in TINY_MODELS
-    return program_stage(
-        recipe,
-        backend,
-        built.quantize or built.convert,
-        built.convert if built.quantize else None,
-        tiny if verify is None else verify,
-    )
 
 
 def program_stage(
@@ -183,12 +146,16 @@ def program_stage(
     )
 
 
-def _given_bundle(folder: Path) -> tuple[Source, Source | None, bool]:
-    """A bundle's folder, the tiny model that it was made from, and whether it was one."""
+def bundle_stage(recipe: Recipe, backend: Backend, folder: Path) -> ExportStage:
+    """The export of the bundle in `folder`, proved where it was made from a tiny model.
+
+    Raises UsageError for a folder that holds none.
+    """
     from g4tool.checkpoint.tiny import tiny_folder
     from g4tool.formats.bundle import is_bundle, read_bundle
 
     if not is_bundle(folder):
         raise UsageError(f"--prequantized {folder} is no bundle; export it with --model.")
     tiny = tiny_model_of(read_bundle(folder).get("source", {}).get("files", {}))
-    return Source(folder), Source(tiny_folder(tiny)) if tiny else None, tiny is not None
+    checkpoint = Source(tiny_folder(tiny)) if tiny else None
+    return program_stage(recipe, backend, Source(folder), checkpoint, tiny is not None)

@@ -1,111 +1,13 @@
 """Makes and proves the XNNPACK program of one export."""
 
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from g4tool.errors import G4Error
-from g4tool.progress import Progress, Report, silent
+from g4tool.stages.proof import Given, Proof, begin, constants_of, facts_of, weights_finding
 
 if TYPE_CHECKING:
-    import torch
-
-    from g4tool.backends.executorch.verify import Finding, Step, Tolerance, Walk
-    from g4tool.generate.tokenizer import Tokenizer
-    from g4tool.model.config import TextConfig
+    from g4tool.backends.executorch.xnnpack import Lowered
     from g4tool.model.text import TextModel
-    from g4tool.stages.export import ExportStage
-
-STEPS = ("load", "export", "lower", "prove")
-
-
-@dataclass
-class Given:
-    """What one export works from: `weights` a bundle, a view or a checkpoint; `source`, if it is at
-    hand, what the weights were quantized from."""
-
-    stage: "ExportStage"
-    weights: Path
-    source: Path | None
-    report: Report = silent
-
-    @cached_property
-    def files(self) -> Path:
-        """Where the tokenizer and the configs lie; a view's are its source's."""
-        from g4tool.checkpoint.view import VIEW, source_folder
-
-        return source_folder(self.weights) if (self.weights / VIEW).is_file() else self.weights
-
-    @cached_property
-    def tokenizer(self) -> "Tokenizer":
-        """The model's own."""
-        from g4tool.generate.tokenizer import Tokenizer
-
-        return Tokenizer(self.files)
-
-    def step(self, name: str) -> None:
-        """Say which step begins."""
-        self.report(Progress(self.stage.name, STEPS.index(name), len(STEPS), "steps", name))
-
-    def load(self, folder: Path, dtype: "torch.dtype", device: str = "cpu") -> "TextModel":
-        """The canonical model in `folder`."""
-        from g4tool.model.text import TextModel
-        from g4tool.stages.loading import load_folder
-
-        model, _ = load_folder(folder, dtype, device, self.report)
-        if not isinstance(model, TextModel):
-            raise G4Error(f"{folder} is an exported program already: give the bundle it came from.")
-        return model
-
-
-class Proof:
-    """The proof's stages as they become possible, each compared with the one before."""
-
-    def __init__(self, given: Given) -> None:
-        self.findings: list[Finding] = []
-        self._given = given
-        self._walks: list[Walk] = []
-        self._before: list[torch.Tensor] = []
-
-    def add(self, name: str, step: "Step", config: "TextConfig", tolerance: "Tolerance") -> None:
-        """Walk `step` and compare. Raises G4Error when it is out of tolerance."""
-        from g4tool.backends.executorch.verify import compare, trace
-
-        self._walks = self._walks or self._plan(config)
-        now = [trace(step, walk) for walk in self._walks]
-        if self._before:
-            self.record(compare(name, self._before, now, tolerance))
-        self._before = now
-
-    def record(self, found: "Finding") -> None:
-        """Keep one stage's result. Raises G4Error when it is out of tolerance."""
-        from g4tool.backends.executorch.verify import require
-
-        self.findings.append(found)
-        require(self.findings)
-
-    def _plan(self, config: "TextConfig") -> "list[Walk]":
-        from g4tool.backends.executorch.verify import walks
-
-        stage = self._given.stage
-        longest = min(stage.max_seq_len, config.max_position_embeddings)
-        ids = proof_ids(self._given.tokenizer, config.sliding_window)
-        return walks(ids, config.sliding_window, longest, min(stage.prefill_chunk, longest))
-
-
-def proof_ids(tokenizer: "Tokenizer", window: int) -> list[int]:
-    """Held-out text of a few windows, BOS first."""
-    from g4tool.backends.executorch.verify import DECODED
-    from g4tool.evaluate.corpus import shipped_texts
-
-    ids = [tokenizer.bos_id]
-    wanted = 4 * window + 1 + DECODED
-    for text in shipped_texts():
-        if len(ids) >= wanted:
-            break
-        ids += tokenizer.encode(text.content[: 64 * window], bos=False)
-    return ids[:wanted]
 
 
 def make(given: Given, path: Path) -> dict[str, Any]:
@@ -125,58 +27,38 @@ def _make(given: Given, path: Path) -> dict[str, Any]:
 
     from g4tool.backends.executorch import verify, xnnpack
     from g4tool.backends.executorch.plain import make_plain
-    from g4tool.backends.executorch.program import constant_methods, export_methods
+    from g4tool.backends.executorch.program import export_methods
 
-    stage = given.stage
-    given.step("load")
-    proof = Proof(given) if stage.verify else None
-    if proof and given.source:
-        model = given.load(given.source, torch.bfloat16)
-        longest = min(stage.max_seq_len, model.config.max_position_embeddings)
-        proof.add("eager bf16", verify.eager(model, longest), model.config, verify.QUANTIZED)
-        del model
-    model = given.load(given.weights, torch.float32)
-    config = model.config
-    options = stage.options.within(config.max_position_embeddings)
-    eos_ids = sorted(given.tokenizer.end_ids)
-    constants = constant_methods(model, options, given.tokenizer.bos_id, eos_ids)
-    if proof:
-        proof.add("eager", verify.eager(model, options.max_seq_len), config, verify.QUANTIZED)
-    make_plain(model, stage.int8_activations)
+    int8 = given.stage.int8_activations
+    model, options, proof = begin(given, torch.float32)
+    constants = constants_of(given, model)
+    make_plain(model, int8)
     given.step("export")
     programs = export_methods(model, options)
     if proof:
         modules = {name: program.module() for name, program in programs.items()}
-        allowed = verify.QUANTIZED if stage.int8_activations else verify.EXACT
-        proof.add("exported program", verify.in_python(modules), config, allowed)
+        allowed = verify.QUANTIZED if int8 else verify.EXACT
+        proof.add("exported program", verify.in_python(modules), model.config, allowed)
         del modules
     given.step("lower")
-    lowered = xnnpack.lower(programs, options, constants, stage.int8_activations)
+    lowered = xnnpack.lower(programs, options, constants, int8)
     lowered.write(path)
     if proof:
         given.step("prove")
-        _prove_file(proof, given, lowered, model, path)
+        _prove(proof, given, lowered, model, path)
     return {
-        "activations": "int8" if stage.int8_activations else "float32",
-        "max_seq_len": options.max_seq_len,
-        "prefill_chunk": options.prefill_chunk,
-        "sliding_window": config.sliding_window,
-        "vocab_size": config.vocab_size,
-        "bos_id": given.tokenizer.bos_id,
-        "eos_ids": eos_ids,
-        "turn": turn(given),
-        "delegates": lowered.delegates(),
-        "source": weights_origin(given),
+        **facts_of(given, model),
+        "activations": "int8" if int8 else "float32",
         "gpu": None,
+        "delegates": lowered.delegates(),
         "verified": verify.to_json(proof.findings) if proof else None,
     }
 
 
-def _prove_file(proof: Proof, given: Given, lowered: Any, model: "TextModel", path: Path) -> None:
+def _prove(proof: Proof, given: Given, lowered: "Lowered", model: "TextModel", path: Path) -> None:
     """The stages after lowering: the lowered methods, the file read back, the weights in it."""
     from g4tool.backends.executorch import verify
     from g4tool.backends.executorch.runtime import XnnpackMethods
-    from g4tool.backends.executorch.weights import missing_weights, packed_weights
 
     # XNNPACK quantizes activations in its own kernels only: before, they are simulated.
     allowed = verify.KERNELS if given.stage.int8_activations else verify.EXACT
@@ -184,39 +66,4 @@ def _prove_file(proof: Proof, given: Given, lowered: Any, model: "TextModel", pa
     loaded = XnnpackMethods(path)
     run = verify.methods(loaded.prefill, loaded.decode)
     proof.add("model.pte read back", run, model.config, allowed)
-    weights = packed_weights(model)
-    missing = missing_weights(path, weights)
-    note = f"{len(weights)} packed tensors equal the bundle's"
-    if missing:
-        note = f"{len(missing)} of {len(weights)} packed tensors differ, such as {missing[0]}"
-    proof.record(verify.Finding("weights in the file", not missing, note=note))
-
-
-def turn(given: Given) -> dict[str, str] | None:
-    """What the chat template puts around a lone user message, for runners without templates."""
-    from g4tool.generate.chat import load_chat_template
-
-    mark = "MESSAGE"
-    try:
-        template = load_chat_template(given.files)
-        text = template.render([{"role": "user", "content": mark}], names=given.tokenizer.names)
-    except G4Error:
-        return None
-    before, found, after = text.partition(mark)
-    return {"before": before, "after": after} if found and mark not in after else None
-
-
-def weights_origin(given: Given) -> dict[str, Any]:
-    """What export.json says of where the weights came from."""
-    from g4tool.formats.bundle import BUNDLE, FINGERPRINT, is_bundle, read_bundle
-
-    if not is_bundle(given.weights):
-        return {"quantized": False}
-    facts = read_bundle(given.weights)
-    return {
-        "quantized": True,
-        "file": BUNDLE,
-        "fingerprint": facts.get(FINGERPRINT),
-        "bundle_source": facts.get("source", {}),
-        "recipe": facts.get("recipe", {}),
-    }
+    proof.record(weights_finding(path, model))

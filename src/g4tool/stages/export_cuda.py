@@ -1,10 +1,15 @@
 """Makes and proves the CUDA program of one export, on the GPU that it is for."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from g4tool.errors import G4Error
-from g4tool.stages.export_cpu import Given, Proof, turn, weights_origin
+from g4tool.files import sha256
+from g4tool.stages.proof import Given, Proof, begin, constants_of, facts_of
+
+if TYPE_CHECKING:
+    from g4tool.backends.executorch.xnnpack import Lowered
+    from g4tool.model.text import TextModel
 
 WEIGHTS = "model.ptd"
 
@@ -13,27 +18,34 @@ class Maker:
     """One lowering for two files: the weights are journaled first, the program with the proof."""
 
     def __init__(self, given: Given) -> None:
-        self.given = given
-        self._lowered: Any = None
+        self._given = given
+        self._lowered: Lowered | None = None
         self._proof: Proof | None = None
-        self._model: Any = None
-        self._facts: dict[str, Any] = {}
+        self._model: TextModel
 
-    def weights(self, path: Path) -> dict[str, Any]:
+    def weights(self, path: Path) -> None:
         """Lowers both methods and writes their weights at `path`."""
         from g4tool.backends.executorch import cuda
 
-        self._lower()
+        self._lowered = self._lower()
         names = cuda.write_weights(self._lowered, path.parent)
         if len(names) != 1:
             raise G4Error(f"the lowering gave {len(names)} files of weights instead of one.")
         (path.parent / names[0]).replace(path)
-        return {}
 
     def program(self, path: Path) -> dict[str, Any]:
-        """Writes the program at `path` and proves it with the weights beside it."""
-        if self._lowered is None:  # the weights were finished by an earlier attempt
-            self.weights(path.with_name(WEIGHTS))
+        """Writes the program at `path`, and proves it with the weights beside it.
+
+        Where an earlier attempt finished the weights, lowers again. Raises G4Error where that gives
+        other weights than it did.
+        """
+        import torch
+
+        from g4tool.backends.executorch.verify import to_json
+
+        if self._lowered is None:
+            self._lower_again(path.with_name(WEIGHTS))
+        assert self._lowered is not None
         self._lowered.write(path)
         try:
             if self._proof:
@@ -41,57 +53,47 @@ class Maker:
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        from g4tool.backends.executorch.verify import to_json
-
-        verified = to_json(self._proof.findings) if self._proof else None
-        return {**self._facts, "delegates": self._lowered.delegates(), "verified": verified}
-
-    def _lower(self) -> None:
-        import torch
-
-        from g4tool.backends.executorch import cuda, verify
-        from g4tool.backends.executorch.fused import make_fused
-        from g4tool.backends.executorch.program import constant_methods, export_methods
-
-        given, stage = self.given, self.given.stage
-        given.step("load")
-        proof = self._proof = Proof(given) if stage.verify else None
-        if proof and given.source:
-            model = given.load(given.source, torch.bfloat16, "cuda")
-            longest = min(stage.max_seq_len, model.config.max_position_embeddings)
-            proof.add("eager bf16", verify.eager(model, longest), model.config, verify.QUANTIZED)
-            del model
-        model = self._model = given.load(given.weights, torch.bfloat16, "cuda")
-        config = model.config
-        options = stage.options.within(config.max_position_embeddings)
-        eos_ids = sorted(given.tokenizer.end_ids)
-        if proof:
-            proof.add("eager", verify.eager(model, options.max_seq_len), config, verify.QUANTIZED)
-        make_fused(model)
-        given.step("export")
-        programs = export_methods(model, options)
-        if proof and not stage.sampling:
-            modules = {name: program.module() for name, program in programs.items()}
-            step = verify.in_python(modules, "cuda")
-            proof.add("exported program", step, config, verify.BF16)
-        given.step("lower")
-        constants = constant_methods(model, options, given.tokenizer.bos_id, eos_ids)
-        self._lowered = cuda.lower(programs, options, constants)
-        self._facts = {
+        return {
+            **facts_of(self._given, self._model),
             "activations": "bfloat16",
-            "max_seq_len": options.max_seq_len,
-            "prefill_chunk": options.prefill_chunk,
-            "sliding_window": config.sliding_window,
-            "vocab_size": config.vocab_size,
-            "bos_id": given.tokenizer.bos_id,
-            "eos_ids": eos_ids,
-            "turn": turn(given),
-            "source": weights_origin(given),
             "gpu": {
                 "name": torch.cuda.get_device_name(),
                 "capability": list(torch.cuda.get_device_capability()),
             },
+            "delegates": self._lowered.delegates(),
+            "verified": to_json(self._proof.findings) if self._proof else None,
         }
+
+    def _lower_again(self, finished: Path) -> None:
+        again = finished.with_name(f"{WEIGHTS}.again")
+        try:
+            self.weights(again)
+            if sha256(again) != sha256(finished):
+                raise G4Error(
+                    f"{finished} is of another lowering than this one: remove {finished.parent} "
+                    f"and run the same command again."
+                )
+        finally:
+            again.unlink(missing_ok=True)
+
+    def _lower(self) -> "Lowered":
+        import torch
+
+        from g4tool.backends.executorch import cuda, verify
+        from g4tool.backends.executorch.fused import make_fused
+        from g4tool.backends.executorch.program import export_methods
+
+        model, options, self._proof = begin(self._given, torch.bfloat16, "cuda")
+        self._model = model
+        make_fused(model)
+        self._given.step("export")
+        programs = export_methods(model, options)
+        if self._proof and not options.sampling:
+            modules = {name: program.module() for name, program in programs.items()}
+            step = verify.in_python(modules, "cuda")
+            self._proof.add("exported program", step, model.config, verify.BF16)
+        self._given.step("lower")
+        return cuda.lower(programs, options, constants_of(self._given, model))
 
     def _prove(self, path: Path) -> None:
         """The compiled code as it lies in the files, and its weights beside the model's."""
@@ -99,9 +101,9 @@ class Maker:
         from g4tool.backends.executorch.cuda_runtime import CudaMethods
 
         assert self._proof is not None
-        self.given.step("prove")
+        self._given.step("prove")
         loaded = CudaMethods(path, [path.with_name(WEIGHTS)])
-        if not self.given.stage.sampling:
+        if not self._given.stage.sampling:
             step = verify.methods(loaded.prefill, loaded.decode)
             config = self._model.config
             self._proof.add("model.pte read back", step, config, verify.BF16)

@@ -53,6 +53,19 @@ def load_folder(
     return load_text_model(checkpoint, dtype, device, report), checkpoint.folder
 
 
+def load_to_run(
+    folder: Path, dtype: "torch.dtype", device: str, report: Report = silent
+) -> tuple["TextModel | ExportedModel", Path]:
+    """As `load_folder`, for a model that only generates: on a CPU int4 takes torch's own layout."""
+    from g4tool.kernels import cpu_int4
+    from g4tool.model.text import TextModel
+
+    model, files = load_folder(folder, dtype, device, report)
+    if isinstance(model, TextModel):
+        cpu_int4.prepare(model, dtype)
+    return model, files
+
+
 def parse_dtype(name: str) -> "torch.dtype":
     """A floating-point dtype by its short or torch name. Raises UsageError for any other."""
     import torch

@@ -73,10 +73,7 @@ def lay_out(
     root: str = recipe.upload.layout or first
     for name in (root, *extra):
         if name not in held:
-            raise UsageError(
-                f"the bundle has no layout {name}: it has {', '.join(held)}; name it in"
-                " quantize.formats."
-            )
+            raise UsageError(f"the bundle has no layout {name}: it has {', '.join(held)}.")
     parts = [Part("", held[root])]
     parts += [Part(name, held[name]) for name in extra if name != root]
     parts += [Part(name, _files(artifact)) for name, artifact in others.items()]

@@ -37,12 +37,11 @@ def prove(folder: Path, weights: Path, report: Report = silent) -> "list[Finding
     from g4tool.backends.executorch.folder import PROGRAM, is_export
     from g4tool.backends.executorch.plain import make_plain
     from g4tool.backends.executorch.runtime import open_export
-    from g4tool.backends.executorch.weights import missing_weights, packed_weights
     from g4tool.formats.bundle import FINGERPRINT, is_bundle, read_bundle
     from g4tool.generate.tokenizer import Tokenizer
     from g4tool.model.text import TextModel
-    from g4tool.stages.export_cpu import proof_ids
     from g4tool.stages.loading import load_folder
+    from g4tool.stages.proof import proof_ids, weights_finding
 
     if not is_export(folder):
         raise UsageError(f"{folder} holds no exported program.")
@@ -75,8 +74,5 @@ def prove(folder: Path, weights: Path, report: Report = silent) -> "list[Finding
     ]
     if facts.backend == "xnnpack" and facts.activations == "float32":
         make_plain(model)
-        packed = packed_weights(model)
-        missing = missing_weights(folder / PROGRAM, packed)
-        note = f"{len(packed) - len(missing)} of {len(packed)} packed tensors are in the file"
-        result.append(verify.Finding("weights in the file", not missing, note=note))
+        result.append(weights_finding(folder / PROGRAM, model))
     return result

@@ -11,7 +11,8 @@ from g4tool.backends.executorch.folder import ExportFacts, read_facts
 from g4tool.model.text import TextModel
 from g4tool.pipeline.store import Store
 from g4tool.recipe.model import Recipe
-from g4tool.stages.export import ExportStage, export_stage
+from g4tool.stages.build import build
+from g4tool.stages.export import ExportStage
 from g4tool.stages.loading import load_folder
 
 WINDOW = 32
@@ -52,7 +53,8 @@ class Exports:
     def __call__(self, model: str) -> Exported:
         if model not in _MADE:
             store = Store(self._factory.mktemp(f"home-{model}"))
-            stage = export_stage(recipe_of(model), "xnnpack")
+            stage = build(recipe_of(model)).export_cpu
+            assert stage is not None
             folder = store.ensure(stage).path
             assert not isinstance(stage.weights, Path)
             eager, _ = load_folder(store.ensure(stage.weights).path, torch.float32, "cpu")

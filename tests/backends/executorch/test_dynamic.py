@@ -15,9 +15,9 @@ from g4tool.kernels.int4 import Int4Linear, dequantize_int4, pack_int4
 from g4tool.model.text import TextModel
 from g4tool.pipeline.artifact import Source
 from g4tool.pipeline.store import Store
-from g4tool.stages.export import export_stage
-from g4tool.stages.export_cpu import proof_ids
+from g4tool.stages.build import build
 from g4tool.stages.loading import load_folder
+from g4tool.stages.proof import proof_ids
 from tests.backends.executorch.conftest import WINDOW, recipe_of
 
 GROUP, COLUMNS, ROWS = 32, 256, 96
@@ -79,7 +79,8 @@ def test_xnnpack_keeps_the_zero_points(tmp_path: Path) -> None:
 
 
 def test_a_model_with_int8_activations_stays_near_the_exact_one(tmp_path: Path) -> None:
-    stage = export_stage(recipe_of("tiny-31b"), "xnnpack")
+    stage = build(recipe_of("tiny-31b")).export_cpu
+    assert stage is not None
     assert not isinstance(stage.weights, Source)
     folder = Store(tmp_path / "home").ensure(stage.weights).path
     model, _ = load_folder(folder, torch.float32, "cpu")

@@ -9,7 +9,7 @@ from g4tool.backends.executorch import verify
 from g4tool.backends.executorch.verify import DECODED, EXACT, Tolerance, compare, require, walks
 from g4tool.errors import G4Error
 from g4tool.pipeline.store import Store
-from g4tool.stages.export import export_stage
+from g4tool.stages.build import build
 from tests.backends.executorch.conftest import WINDOW, recipe_of
 
 
@@ -52,7 +52,8 @@ def test_what_is_not_a_number_fails() -> None:
 def test_a_failed_proof_leaves_no_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify, "QUANTIZED", Tolerance(kl=0.0))
     store = Store(tmp_path / "home")
-    stage = export_stage(recipe_of("tiny-31b"), "xnnpack")
+    stage = build(recipe_of("tiny-31b")).export_cpu
+    assert stage is not None
     with pytest.raises(G4Error, match="the proof failed at the stage 'eager'"):
         store.ensure(stage)
     assert not list((tmp_path / "home").rglob("model.pte"))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from g4tool.backends.executorch.verify import Finding, to_json
-from g4tool.cli import export_cuda
+from g4tool.cli import export_cpu
 from g4tool.stages import environment
 from g4tool.stages.export import ExportStage
 from tests.cli.conftest import G4, g4, home  # noqa: F401  (fixtures)
@@ -26,7 +26,7 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ExportStage]:
         asked.append(stage)
         return SimpleNamespace(identity="0" * 64, path=tmp_path, manifest={"facts": facts})
 
-    monkeypatch.setattr(export_cuda, "ensure", ensure)
+    monkeypatch.setattr(export_cpu, "ensure", ensure)
     monkeypatch.setattr(environment, "choose_device", lambda wanted: "cpu")
     return asked
 

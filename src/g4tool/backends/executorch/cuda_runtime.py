@@ -135,7 +135,7 @@ class _Graph:
         return self._result.clone()
 
     def _record(self, inputs: Sequence[Tensor]) -> None:
-        self._inputs = [each.to("cuda").clone() for each in inputs]
+        self._inputs = [each.to(_DEVICE).clone() for each in inputs]
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from g4tool.kernels.int4 import Int4ExpertLinear, Int4Linear
-from g4tool.kernels.int8 import Int8Embedding, Int8ExpertLinear, Int8Linear
+from g4tool.kernels.int8 import Int8Embedding, Int8ExpertLinear, Int8Linear, dequantize_int8
 
 
 def _int4_halves(
@@ -45,13 +45,8 @@ def _int4_row(x: Tensor, qdata: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
     return parts.sum((-1, -2)).to(x.dtype)
 
 
-def _int8_weight(qdata: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    codes = qdata.to(torch.float32).view(*scale.shape, -1)
-    return (codes * scale.to(torch.float32).unsqueeze(-1)).flatten(-2).to(dtype)
-
-
 def _int8_row(x: Tensor, qdata: Tensor, scale: Tensor) -> Tensor:
-    weight = _int8_weight(qdata, scale, x.dtype).to(torch.float32)
+    weight = dequantize_int8(qdata, scale, x.dtype).to(torch.float32)
     return (weight * x.to(torch.float32)).sum(-1).to(x.dtype)
 
 
@@ -85,7 +80,7 @@ class FusedInt8Embedding(Int8Embedding):
 def _int8(x: Tensor, qdata: Tensor, scale: Tensor) -> Tensor:
     if x.numel() == x.shape[-1]:
         return _int8_row(x.reshape(1, -1), qdata, scale).view(*x.shape[:-1], -1)
-    return F.linear(x, _int8_weight(qdata, scale, x.dtype))
+    return F.linear(x, dequantize_int8(qdata, scale, x.dtype))
 
 
 class FusedInt4ExpertLinear(Int4ExpertLinear):
@@ -111,7 +106,7 @@ class FusedInt8ExpertLinear(Int8ExpertLinear):
 
     def every(self, x: Tensor) -> Tensor:
         """x [E or 1, rows, K] -> [E, rows, N]."""
-        return torch.matmul(x, _int8_weight(self.qdata, self.scale, x.dtype).transpose(1, 2))
+        return torch.matmul(x, dequantize_int8(self.qdata, self.scale, x.dtype).transpose(1, 2))
 
 
 _TWINS: dict[type[nn.Module], Callable[..., nn.Module]] = {
@@ -128,9 +123,7 @@ def make_fused(model: nn.Module) -> None:
     for path, leaf in list(model.named_modules()):
         twin = _TWINS.get(type(leaf))
         if twin is not None:
-            owner, _, name = path.rpartition(".")
-            parts = dict(leaf.named_buffers(recurse=False))
-            setattr(model.get_submodule(owner), name, twin(**parts))
+            model.set_submodule(path, twin(**dict(leaf.named_buffers(recurse=False))))
 
 
 def attention(

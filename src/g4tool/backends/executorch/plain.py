@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from g4tool.backends.executorch.dynamic import DynamicInt4Linear
 from g4tool.kernels.int4 import Int4ExpertLinear, Int4Linear
-from g4tool.kernels.int8 import Int8Embedding, Int8ExpertLinear, Int8Linear
+from g4tool.kernels.int8 import Int8Embedding, Int8ExpertLinear, Int8Linear, dequantize_int8
 
 
 def _nibbles(qdata: Tensor, groups: int) -> tuple[Tensor, Tensor]:
@@ -56,12 +56,7 @@ def _int8(x: Tensor, qdata: Tensor, scale: Tensor) -> Tensor:
     if scale.shape[-1] == 1:  # one scale a row comes after the product
         product = F.linear(x.to(torch.float32), qdata.to(torch.float32))
         return (product * scale[:, 0].to(torch.float32)).to(x.dtype)
-    return F.linear(x, _int8_weight(qdata, scale).to(x.dtype))
-
-
-def _int8_weight(qdata: Tensor, scale: Tensor) -> Tensor:
-    codes = qdata.to(torch.float32).view(*scale.shape, -1)
-    return (codes * scale.to(torch.float32).unsqueeze(-1)).flatten(-2)
+    return F.linear(x, dequantize_int8(qdata, scale, x.dtype))
 
 
 class _Transposed(nn.Module):
@@ -128,16 +123,21 @@ class PlainInt8ExpertLinear(Int8ExpertLinear):
     def chosen(self, x: Tensor, index: Tensor) -> Tensor:
         """x [rows, k, K] through expert index [rows, k] of each -> [rows, k, N]."""
         picked = [part.index_select(0, index.flatten()) for part in (self.qdata, self.scale)]
-        weight = _int8_weight(picked[0], picked[1]).to(x.dtype)
+        weight = dequantize_int8(picked[0], picked[1], x.dtype)
         out = torch.bmm(weight, x.flatten(0, 1).unsqueeze(-1))
         return out.view(*index.shape, weight.shape[1])
 
     def every(self, x: Tensor) -> Tensor:
         """x [E or 1, rows, K] -> [E, rows, N]."""
-        weight = _int8_weight(self.qdata, self.scale).to(x.dtype)
+        weight = dequantize_int8(self.qdata, self.scale, x.dtype)
         return torch.bmm(x.expand(weight.shape[0], -1, -1), weight.transpose(1, 2))
 
 
+_INT8: dict[type[nn.Module], Callable[..., nn.Module]] = {
+    Int8Linear: PlainInt8Linear,
+    Int8Embedding: PlainInt8Embedding,
+    Int8ExpertLinear: PlainInt8ExpertLinear,
+}
 PLAIN = (
     PlainInt4Linear,
     PlainInt4ExpertLinear,
@@ -154,29 +154,14 @@ def make_plain(model: nn.Module, int8_activations: bool = False) -> None:
     experts and int8 weights stay exact.
     """
     for path, leaf in list(model.named_modules()):
-        twin = _twin(leaf, int8_activations)
-        if twin is not None:
-            owner, _, name = path.rpartition(".")
-            setattr(model.get_submodule(owner), name, twin)
+        if isinstance(leaf, Int4Linear):
+            linear = DynamicInt4Linear if int8_activations else PlainInt4Linear
+            model.set_submodule(path, linear(leaf))
+        elif isinstance(leaf, Int4ExpertLinear):
+            model.set_submodule(path, PlainInt4ExpertLinear(leaf))
+        elif twin := _INT8.get(type(leaf)):
+            model.set_submodule(path, twin(**dict(leaf.named_buffers(recurse=False))))
     if int8_activations:
         from torchao.utils import unwrap_tensor_subclass
 
         unwrap_tensor_subclass(model)
-
-
-def _twin(leaf: nn.Module, int8_activations: bool) -> nn.Module | None:
-    if isinstance(leaf, Int4Linear):
-        return DynamicInt4Linear(leaf) if int8_activations else PlainInt4Linear(leaf)
-    if isinstance(leaf, Int4ExpertLinear):
-        return PlainInt4ExpertLinear(leaf)
-    for eager, plain in _INT8.items():
-        if type(leaf) is eager:
-            return plain(leaf.qdata, leaf.scale)
-    return None
-
-
-_INT8: dict[type[nn.Module], Callable[..., nn.Module]] = {
-    Int8Linear: PlainInt8Linear,
-    Int8Embedding: PlainInt8Embedding,
-    Int8ExpertLinear: PlainInt8ExpertLinear,
-}

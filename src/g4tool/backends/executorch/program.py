@@ -5,8 +5,7 @@
 
 `start` is the position of the first token; the result are the logits after the last one. A program
 that samples takes four more scalars (see g4tool.backends.executorch.sampling) and gives the next id
-instead, int64 [1, 1]. Quantized leaves stay the operators g4::int4_mm and its like: each backend
-says what becomes of them.
+instead, int64 [1, 1]. A backend swaps the quantized leaves for its own before (plain.py, fused.py).
 """
 
 from collections.abc import Iterator

@@ -1,16 +1,14 @@
 """Whether the weights inside a finished .pte are the bundle's, byte by byte."""
 
 import hashlib
-import mmap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from g4tool.backends.executorch.library import require_exporter
 from g4tool.backends.executorch.plain import PLAIN
-from g4tool.errors import G4Error
+from g4tool.backends.executorch.pte import read_program
 
 
 def packed_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -42,20 +40,10 @@ def _digest(data: bytes) -> str:
 
 
 def _constants(path: Path) -> Iterator[str]:
-    require_exporter()
-    from executorch.exir._serialize._flatbuffer_program import _flatbuffer_to_program
-    from executorch.exir._serialize._program import _get_extended_header
-
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        header = _get_extended_header(data[:64])
-        if header is None or not header.is_valid():
-            raise G4Error(f"{path} is no ExecuTorch program with segments; export the model again.")
-        program = _flatbuffer_to_program(data[: header.program_size])
-        table = program.constant_segment
-        if not table.offsets:
-            return
-        segment = program.segments[table.segment_index]
-        base = header.segment_base_offset + segment.offset
-        ends = [*table.offsets[1:], segment.size]
-        for start, end in zip(table.offsets, ends, strict=True):
-            yield _digest(data[base + start : base + end])
+    program, data = read_program(path)
+    table = program.constant_segment
+    if not table.offsets:
+        return
+    segment = data.read(f"segment {table.segment_index}")
+    for start, end in zip(table.offsets, [*table.offsets[1:], len(segment)], strict=True):
+        yield _digest(bytes(segment[start:end]))
