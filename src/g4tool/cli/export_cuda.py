@@ -24,7 +24,7 @@ HELP = """Export a model as an ExecuTorch program for CUDA.
 
 model.pte holds the compiled code of two methods over one key-value cache, model.ptd the weights,
 int4 as int4. The code is compiled on the GPU that it is for; where there is none, everything before
-that is done and proved on the CPU, and the command exits with 3.
+that is done, with a program for the CPU, and the command exits with 3.
 
     g4 export-cuda --tiny-test
 
@@ -75,7 +75,8 @@ def export_cuda(
     recipe = recipe.model_copy(update={"export_cpu": twin, "export_cuda": None})
     artifact = made(env, recipe, "xnnpack", prequantized, verify, None)
     show_proof(env, artifact)
-    env.out.note(f"the same methods for the CPU, proved: {artifact.path}")
+    proved = ", proved" if artifact.manifest["facts"]["verified"] else ""
+    env.out.note(f"the same methods for the CPU{proved}: {artifact.path}")
     if env.as_json:
         facts = {"identity": artifact.identity, **artifact.manifest["facts"]}
         env.out.result({**facts, "path": None, "incomplete": ["export-cuda"]}, "")
