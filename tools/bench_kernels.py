@@ -1,13 +1,12 @@
 """The CUDA kernels: right at all shapes of the five variants, and how fast whole models run.
 
-    python tools/bench_kernels.py [--only products,models] [--models 31b,e2b]
+    python tools/bench_kernels.py [--only products,attention,models,transformers] [--models 31b,e2b]
 
 Prints lines of Markdown tables. Weights are random, of the published shapes. A part that fails says
 so and the rest goes on. Needs a CUDA device and Triton.
 """
 
 import argparse
-import statistics
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -15,37 +14,35 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from g4tool.evaluate.bench import Limits, count_work, measure_limits, measure_speed
-from g4tool.kernels import triton_int4, triton_int8, triton_tiles
+from bench_models import LONG, SHORT, against_transformers, relative, replay_seconds, whole_model
+from g4tool.evaluate.bench import Limits, measure_limits
+from g4tool.kernels import triton_attention, triton_int4, triton_int8, triton_tiles
 from g4tool.kernels.int4 import dequantize_int4
 from g4tool.kernels.int8 import dequantize_int8
-from g4tool.kernels.register import use_triton
 from g4tool.model.config import TextConfig
 from g4tool.model.variants import VARIANTS
-from random_models import random_int4, random_model
+from random_models import random_int4
 
 CUDA = torch.device("cuda")
 BF16 = torch.bfloat16
-SHORT, LONG = 512, 32768
 COPIES = 6  # of a weight in turn, so that no cache holds them
 
 
 def main() -> None:
     """Run the parts that were asked for."""
-    use_triton()
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="products,models")
+    parser.add_argument("--only", default="models,transformers,products,attention")
     parser.add_argument("--models", default="31b,26b-a4b,e2b")
     arguments = parser.parse_args()
     only = arguments.only.split(",")
     limits = measure_limits(CUDA, BF16)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}: {limits}\n", flush=True)
-    parts: list[tuple[str, Callable[[], None]]] = [
-        ("products", partial(products, limits)),
-    ]
+    parts: list[tuple[str, Callable[[], None]]] = []
     for name in arguments.models.split(","):
         for group in (32, 128) if name == "31b" else (32,):
             parts.append(("models", partial(whole_model, name, group, limits)))
+    parts.append(("transformers", partial(against_transformers, "31b")))
+    parts += [("attention", attention), ("products", partial(products, limits))]
     for part, run in parts:
         if part in only:
             try:
@@ -69,11 +66,6 @@ def shapes(config: TextConfig) -> Iterator[tuple[int, int]]:
         yield from ((2 * config.moe.intermediate_size, dim), (dim, config.moe.intermediate_size))
 
 
-def relative(got: Tensor, want: Tensor) -> float:
-    """Relative error; NaN stays NaN."""
-    return float((got.float() - want.float()).norm() / want.float().norm())
-
-
 def graph_seconds(calls: Sequence[Callable[[], object]], repeats: int = 7) -> float:
     """Median seconds of one of the calls, which are recorded as one graph."""
     for call in calls:
@@ -84,20 +76,6 @@ def graph_seconds(calls: Sequence[Callable[[], object]], repeats: int = 7) -> fl
         for call in calls:
             call()
     return replay_seconds(graph.replay, repeats) / len(calls)
-
-
-def replay_seconds(replay: Callable[[], None], repeats: int = 7) -> float:
-    """Median seconds of a call by the device's own clock, after one to warm up."""
-    times: list[float] = []
-    for _ in range(repeats + 1):
-        began = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        ended = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        began.record()
-        replay()
-        ended.record()
-        ended.synchronize()
-        times.append(began.elapsed_time(ended) / 1e3)
-    return statistics.median(times[1:])
 
 
 def products(limits: Limits) -> None:
@@ -171,22 +149,53 @@ def _experts() -> None:
         )
 
 
-def whole_model(name: str, group: int, limits: Limits) -> None:
-    """Decode at two lengths, prefill at two, and peak memory, through the ordinary loop."""
-    model = random_model(VARIANTS[name], group)
-    held = torch.cuda.memory_allocated()
-    print(f"\n{name} g{group}: {held / 1e9:.2f} GB of weights", flush=True)
-    for prompt in (SHORT, 2000, 8000, LONG):
-        torch.cuda.reset_peak_memory_stats()
-        speed = measure_speed(model, prompt, 17, 2)
-        work = count_work(model, prompt)
-        peak = torch.cuda.max_memory_allocated()
+def attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """Plain attention in fp32: [1, heads, S, D]."""
+    keys, values = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (keys, values))
+    weights = torch.softmax(q @ keys.transpose(2, 3) + mask, -1)
+    return weights @ values
+
+
+def attention() -> None:
+    """Both attention kernels against torch in fp32, and their rates."""
+    print("\n| attention | error | us | GB/s or TFLOP/s |\n|---|--:|--:|--:|")
+    for name, heads, kv_heads, size, slots in (
+        ("31b sliding", 32, 16, 256, 1024),
+        ("31b full", 32, 4, 512, LONG),
+        ("e2b sliding", 8, 1, 256, 512),
+        ("e2b full", 8, 1, 512, 4096),
+    ):
+        q = torch.randn(heads, size, device=CUDA).to(BF16) * size**-0.5
+        held = torch.randn(2, 1, kv_heads, slots, size, device=CUDA).to(BF16)
+        cache = (held[0], held[1])
+        for present in (min(slots, SHORT), slots):
+            position = torch.tensor(present - 1, device=CUDA)
+            got = triton_attention.decode_attention(q, *cache, position)
+            keys, values = (c[:, :, :present].float() for c in cache)
+            zeros = torch.zeros(1, 1, 1, present, device=CUDA)
+            want = attend(q.float()[None, :, None], keys, values, zeros)[0, :, 0]
+            seconds = graph_seconds(
+                [partial(triton_attention.decode_attention, q, *cache, position)] * 4
+            )
+            read = 4 * kv_heads * present * size
+            print(
+                f"| {name}, one token of {present} | {relative(got, want):.1e} | "
+                f"{1e6 * seconds:.1f} | {read / seconds / 1e9:.0f} |",
+                flush=True,
+            )
+        tokens = min(slots, 2048)
+        q = (torch.randn(1, tokens, heads, size, device=CUDA) * size**-0.5).to(BF16).transpose(1, 2)
+        keys, values = (c[:, :, :tokens].contiguous() for c in cache)
+        mask = torch.full((tokens, tokens), -float("inf"), device=CUDA).triu(1)[None, None].to(BF16)
+        got = triton_attention.chunk_attention(q, keys, values, mask)
+        want = attend(q.float(), keys.float(), values.float(), mask.float())
+        seconds = graph_seconds(
+            [partial(triton_attention.chunk_attention, q, keys, values, mask)] * 2
+        )
+        done = 2 * heads * tokens * tokens * size
         print(
-            f"prompt {prompt}: prefill {speed.prefill:.0f} tok/s, "
-            f"{100 * speed.prefill * work.operations / limits.matmul:.1f} % of the matrix rate; "
-            f"decode {speed.decode:.1f} tok/s, "
-            f"{100 * speed.decode * work.decode_bytes / limits.read:.1f} % of the read rate; "
-            f"{(peak - held) / 2**30:.2f} GiB above the weights",
+            f"| {name}, a chunk of {tokens} | {relative(got, want):.1e} | {1e6 * seconds:.0f} | "
+            f"{done / seconds / 1e12:.0f} |",
             flush=True,
         )
 

@@ -41,11 +41,14 @@ def random_model(config: TextConfig, group: int = 32, device: str = "cuda") -> T
             codes = torch.randint(-127, 128, (rows, dim), dtype=torch.int8, device=device)
             scale = torch.full((rows, 1), 0.01 * dim**-0.5, device=device).to(BF16)
             model.set_submodule(path, Int8Embedding(codes, scale))
-    for module in model.modules():
+    for path, module in model.named_modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             value = torch.rand(parameter.shape, device=device) * 0.5 + 0.75
             if parameter.dim() > 1:
                 value = torch.randn(parameter.shape, device=device) * parameter.shape[-1] ** -0.5
+            if path.endswith("q_norm"):
+                # Else scores are so far apart that rounding decides which one counts.
+                value *= parameter.shape[-1] ** -0.5
             setattr(module, name, nn.Parameter(value.to(BF16), requires_grad=False))
         if "layer_scalar" in module._buffers:
             module._buffers["layer_scalar"] = torch.ones(1, device=device, dtype=BF16)

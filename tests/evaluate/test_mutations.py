@@ -72,8 +72,8 @@ def wrong_frequencies(config: rope.RopeConfig, head_dim: int, device: torch.devi
     return torch.cat((1.0 / config.theta**exponents, rest))
 
 
-def normalised_router(self: DecoderLayer, x: torch.Tensor) -> torch.Tensor:
-    dense = self.post_feedforward_layernorm_1(self.mlp(self.pre_feedforward_layernorm(x)))
+def normalised_router(self: DecoderLayer, x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+    dense = self.post_feedforward_layernorm_1(self.mlp(given))
     normed = self.pre_feedforward_layernorm_2(x)
     return dense + self.post_feedforward_layernorm_2(self.experts(normed, *self.router(normed)))
 

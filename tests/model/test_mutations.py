@@ -34,8 +34,8 @@ def test_without_a_mistake_there_is_no_difference(family):
     assert mutated_difference(family) <= TOLERANCE
 
 
-def normalised_router(self: DecoderLayer, x: Tensor) -> Tensor:
-    dense = self.post_feedforward_layernorm_1(self.mlp(self.pre_feedforward_layernorm(x)))
+def normalised_router(self: DecoderLayer, x: Tensor, given: Tensor) -> Tensor:
+    dense = self.post_feedforward_layernorm_1(self.mlp(given))
     normed = self.pre_feedforward_layernorm_2(x)
     return dense + self.post_feedforward_layernorm_2(self.experts(normed, *self.router(normed)))
 
@@ -96,7 +96,7 @@ def test_rotary_over_the_first_channels_instead_of_half_a_head_apart(monkeypatch
         turned = (first * cos - second * sin, second * cos + first * sin)
         return torch.cat((*turned, x[..., part:]), dim=-1)
 
-    monkeypatch.setattr("g4tool.model.attention.rotate", wrong)
+    monkeypatch.setattr("g4tool.model.arithmetic.rotate", wrong)
     assert mutated_difference("dense") > FAR
 
 

@@ -45,8 +45,8 @@ def bench(
     against: Annotated[
         Against | None, typer.Option(help="Run this beside it, on the same folder.")
     ] = None,
-    triton: Annotated[
-        bool, typer.Option("--triton", help="int4 and int8 products by g4's Triton kernels.")
+    plain: Annotated[
+        bool, typer.Option("--plain", help="PyTorch's own operators only, no kernels of g4.")
     ] = False,
     dtype: Annotated[str, typer.Option(help="Of activations: bf16, fp16 or fp32.")] = "bf16",
     device: Annotated[
@@ -68,7 +68,7 @@ def bench(
     numbers, place = parse_dtype(dtype), torch.device(choose_device(device))
     data: dict[str, Any] = {"model": model, "device": str(place), "prompt": prompt, "new": new}
     with using_model(env, model, revision) as folder:
-        data |= _own(env, folder, numbers, place, prompt, new, repeats, triton)
+        data |= _own(env, folder, numbers, place, prompt, new, repeats, plain)
         if against is not None:
             speed = measure.measure_transformers(str(folder), numbers, place, prompt, new, repeats)
             data["transformers"] = measure.rates(speed)
@@ -83,7 +83,7 @@ def _own(
     prompt: int,
     new: int,
     repeats: int,
-    triton: bool,
+    plain: bool,
 ) -> dict[str, Any]:
     from g4tool.evaluate import bench as measure
     from g4tool.generate.figures import peak_memory
@@ -91,10 +91,7 @@ def _own(
     from g4tool.model.text import TextModel
     from g4tool.stages.loading import load_to_run
 
-    if triton:
-        if device.type != "cuda":
-            raise UsageError("--triton: the kernels run on CUDA devices only.")
-        use_triton()
+    use_triton(not plain)
     with env.out.progress() as report:
         (model, _), loaded = measure.timed(lambda: load_to_run(folder, dtype, str(device), report))
     speed = measure.measure_speed(model, prompt, new, repeats)

@@ -60,6 +60,9 @@ def run(
     top_k: Annotated[int, typer.Option(help="Sample among the k likeliest; 0 is all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Sample among the likeliest that make up p.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="On CUDA, PyTorch's own operators only.")
+    ] = False,
     dtype: Annotated[str, typer.Option(help="Of activations: bf16, fp16 or fp32.")] = "bf16",
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda [cuda where there is one].")
@@ -86,9 +89,11 @@ def run(
     _check_text("--system", system)
 
     from g4tool.generate.sampler import Sampling
+    from g4tool.kernels.register import use_triton
     from g4tool.stages.environment import choose_device
     from g4tool.stages.loading import parse_dtype
 
+    use_triton(not plain)
     if max_new_tokens < 1:
         raise UsageError(f"--max-new-tokens is {max_new_tokens}: give at least 1.")
     sampling = Sampling(temperature, top_k, top_p, seed)

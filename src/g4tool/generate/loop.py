@@ -4,8 +4,10 @@ Knows `TextModel` by its methods only, so a quantized or compiled twin runs just
 there is one transfer to the host, of the chosen ids; positions and sampling stay on the device.
 """
 
+import time
 from collections.abc import Collection, Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -13,9 +15,17 @@ from torch import Tensor
 from g4tool.errors import G4Error, UsageError
 from g4tool.generate.figures import Figures, clock
 from g4tool.generate.sampler import GREEDY, NOT_FINITE, Sampling, choose, make_generator
+from g4tool.kernels.register import runs_triton
 from g4tool.model.config import TextConfig
+from g4tool.model.text import TextModel
+
+if TYPE_CHECKING:
+    from g4tool.generate.cuda_graph import Recorded
 
 PREFILL_CHUNK = 1024
+CUDA_PREFILL_CHUNK = 3072
+"""On a CUDA device, where each chunk dequantizes all weights once."""
+
 _PAD = 0
 
 Ids = Sequence[int]
@@ -61,7 +71,8 @@ class Session:
     A prompt that continues what the cache holds costs only its new tokens (batch 1); any other
     starts over. `cached` is what the cache holds: ids of each row, without padding. A model's cache
     serves one session, and one of its iterators, at a time; `close` frees it. `figures` adds up
-    all turns.
+    all turns. A single row of a model that `cuda_graph` takes is decoded by it; recording the graph
+    is in no figure.
     """
 
     def __init__(self, model: LanguageModel, length: int, batch: int = 1) -> None:
@@ -71,11 +82,13 @@ class Session:
         self.device = model.device
         self.figures = Figures()
         self.cached: list[list[int]] = []
+        self._steps: dict[Sampling, Recorded] = {}
         model.allocate_cache(batch, self.length)
 
     def close(self) -> None:
         """Frees the model's cache; the session cannot be used afterwards."""
         self.cached = []
+        self._steps.clear()
         self.model.drop_cache()
 
     def generate(
@@ -85,15 +98,18 @@ class Session:
         sampling: Sampling = GREEDY,
         end_ids: Collection[int] = (),
         max_new_tokens: int = 256,
-        prefill_chunk: int = PREFILL_CHUNK,
+        prefill_chunk: int | None = None,
     ) -> Iterator[Step]:
         """One step per new token, until every row has given an end id or the room is used up.
 
         An end id is given like any other token, then the row is silent. `max_new_tokens` is cut to
-        what the cache holds beyond the longest prompt. Raises G4Error (before the first step) for
-        a prompt that is empty, too long, or has ids outside the vocabulary; when the logits turn
+        what the cache holds beyond the longest prompt. `prefill_chunk` tokens of the prompt run at
+        once [1024, on CUDA 3072]. Raises G4Error (before the first step) for a prompt that is
+        empty, too long, or has ids outside the vocabulary; when the logits turn
         NaN or infinite; UsageError for sizes below 1.
         """
+        if prefill_chunk is None:
+            prefill_chunk = CUDA_PREFILL_CHUNK if self.device.type == "cuda" else PREFILL_CHUNK
         self._check(prompts, max_new_tokens, prefill_chunk)
         return self._run(prompts, sampling, frozenset(end_ids), max_new_tokens, prefill_chunk)
 
@@ -124,6 +140,10 @@ class Session:
         self.figures.prefill_tokens += sum(map(len, rows)) - known
         self.cached = rows
 
+        recorded = self._recorded(sampling, width) if room > 1 else None
+        if recorded is not None:
+            recorded.begin(tokens, width, sampling)
+            recorded.launch()
         position = torch.tensor(width, device=self.device)
         done = [False] * len(rows)
         for left in range(room - 1, -1, -1):
@@ -134,13 +154,32 @@ class Session:
             self.cached = []
             for row, token in zip(rows, step, strict=True):
                 row.append(token)
-            began = clock(self.device)
-            tokens = _next(self.model, tokens[:, None], position, pad, sampling, generator)
-            step = _to_host(tokens)
-            self.figures.decode_seconds += clock(self.device) - began
+            if recorded is not None:
+                # The device may be a step ahead: nothing here waits for more than the id.
+                began = time.perf_counter()
+                step = _checked(recorded.take(more=left > 1))
+                self.figures.decode_seconds += time.perf_counter() - began
+            else:
+                began = clock(self.device)
+                tokens = _next(self.model, tokens[:, None], position, pad, sampling, generator)
+                step = _to_host(tokens)
+                self.figures.decode_seconds += clock(self.device) - began
             self.figures.decode_tokens += done.count(False)
             self.cached = rows
             position = position + 1
+
+    def _recorded(self, sampling: Sampling, start: int) -> "Recorded | None":
+        """The step as a CUDA graph, recorded once a way of sampling; None where it cannot be."""
+        if self.batch > 1 or not runs_triton(self.device):
+            return None
+        from g4tool.generate import cuda_graph
+
+        if not cuda_graph.takes(self.model):
+            return None
+        key = replace(sampling, seed=None)
+        if key not in self._steps:
+            self._steps[key] = cuda_graph.record(cast(TextModel, self.model), key, start)
+        return self._steps[key]
 
     def _reusable(self, rows: list[list[int]]) -> int:
         if self.batch == 1 and self.cached:
@@ -167,7 +206,7 @@ def generate(
     sampling: Sampling = GREEDY,
     end_ids: Collection[int] = (),
     max_new_tokens: int = 256,
-    prefill_chunk: int = PREFILL_CHUNK,
+    prefill_chunk: int | None = None,
     figures: Figures | None = None,
 ) -> Iterator[Step]:
     """`Session.generate` for prompts of any lengths, with a cache that lasts as long as it runs.
@@ -254,7 +293,10 @@ def _next(
 
 
 def _to_host(tokens: Tensor) -> list[int]:
-    ids: list[int] = tokens.tolist()
+    return _checked(tokens.tolist())
+
+
+def _checked(ids: list[int]) -> list[int]:
     if NOT_FINITE in ids:
         raise G4Error(
             "the model's scores are not finite (NaN or infinity): its weights are damaged, or"

@@ -29,21 +29,21 @@ def register(
     return wrap
 
 
-_asked_for: set[str] = set()
+_refused: set[str] = set()
 
 
-def use_triton() -> None:
-    """Have the int4 and int8 operators on CUDA run Triton's kernels from now on, in this process.
+def use_triton(on: bool) -> None:
+    """Whether CUDA devices run Triton's kernels from now on, in this process [they do].
 
-    Until then they dequantize: the kernels in their present form have run in Triton's interpreter
-    only, an earlier form of the int4 ones on a GPU.
+    Otherwise, and where there is no Triton, PyTorch's own operators run, and weights are
+    dequantized block by block.
     """
-    _asked_for.add("triton")
+    (_refused.discard if on else _refused.add)("triton")
 
 
 def runs_triton(device: torch.device) -> bool:
     """Whether an operator on the device shall run Triton's kernels."""
-    return bool(_asked_for) and has_triton(device)
+    return not _refused and has_triton(device)
 
 
 @lru_cache

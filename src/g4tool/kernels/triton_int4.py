@@ -51,14 +51,10 @@ def takes(x: Tensor, qdata: Tensor, scale: Tensor) -> bool:
 
 
 @triton.jit
-def _pack(x, packed, columns, stride, BLOCK: tl.constexpr):
-    """Columns of one row each, as `_times` wants them."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK // 8)[:, None] * 8 + tl.arange(0, 8)[None, :]
-    row = tl.program_id(1)
-    inside = at < columns
-    values = tl.load(x + row * columns + at, mask=inside, other=0.0).to(tl.float32)
-    packed += row * stride
+def store_packed(packed, values, at, columns):
+    """Values fp32 [B / 8, 8] of the columns `at` [B / 8, 8], as `_times` wants them."""
     words = columns // 8
+    inside = at < columns
     nibble = at % 8
     # 2**(100 - 4i) by its exponent bits.
     factor = ((227 - 4 * (nibble % 5)) << 23).to(tl.float32, bitcast=True)
@@ -66,6 +62,14 @@ def _pack(x, packed, columns, stride, BLOCK: tl.constexpr):
     sums = tl.sum(tl.where(inside, values, 0.0), 1)
     first = tl.min(at, 1)
     tl.store(packed + 8 * words + first // 8, sums, mask=first < columns)
+
+
+@triton.jit
+def _pack(x, packed, columns, stride, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK // 8)[:, None] * 8 + tl.arange(0, 8)[None, :]
+    row = tl.program_id(1)
+    values = tl.load(x + row * columns + at, mask=at < columns, other=0.0).to(tl.float32)
+    store_packed(packed + row * stride, values, at, columns)
 
 
 @triton.jit

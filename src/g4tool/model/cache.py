@@ -20,7 +20,8 @@ class Span(NamedTuple):
     """Where a chunk stands, for one attention kind: computed once, shared by all its layers.
 
     cos, sin: rotary tables [B or 1, S, 1, head_dim / 2].
-    mask: [B or 1, 1, S, K] in the compute dtype: 0 where a query sees a key, else -inf.
+    mask: [B or 1, 1, S, K] in the compute dtype: 0 where a query sees a key, else -inf; or
+    positions: int64 [S] of the chunk, for an arithmetic that sees by them (then nothing below).
     slots: int64 [S], the slots that the chunk is written to before attending; or
     newest: int64 [R], the chunk's token that belongs in each ring slot after attending, where
     fresh: bool [R] says that it has one. All three are None without a cache.
@@ -28,10 +29,11 @@ class Span(NamedTuple):
 
     cos: Tensor
     sin: Tensor
-    mask: Tensor
+    mask: Tensor | None
     slots: Tensor | None = None
     newest: Tensor | None = None
     fresh: Tensor | None = None
+    positions: Tensor | None = None
 
 
 class KeyValueCache(nn.Module):

@@ -1,8 +1,11 @@
 """One decoder layer: attention, feed-forward (with experts or without), per-layer embedding."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from g4tool.model.arithmetic import PLAIN, Arithmetic, KeysValues
 from g4tool.model.attention import Attention
 from g4tool.model.cache import Span
 from g4tool.model.config import LayerConfig, TextConfig
@@ -16,6 +19,7 @@ class DecoderLayer(nn.Module):
     """A norm before and after each branch; `layer_scalar` [1] scales the whole stream."""
 
     layer_scalar: Tensor
+    arithmetic: Arithmetic = PLAIN
 
     def __init__(self, config: TextConfig, layer: LayerConfig) -> None:
         super().__init__()
@@ -44,31 +48,35 @@ class DecoderLayer(nn.Module):
         self,
         x: Tensor,
         span: Span,
-        shared: tuple[Tensor, Tensor] | None = None,
+        shared: KeysValues | None = None,
         per_layer: Tensor | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    ) -> tuple[Tensor, KeysValues]:
         """x [B, S, d] -> [B, S, d], and the keys and values its attention used (see Attention).
 
         per_layer [B, S, P] is this layer's own input where the model has per-layer embeddings.
         """
-        attended, keys_values = self.self_attn(self.input_layernorm(x), span, shared)
-        x = x + self.post_attention_layernorm(attended)
-        x = x + self.post_feedforward_layernorm(self._feed_forward(x))
+        run = self.arithmetic
+        attended, keys_values = self.self_attn(run.norm(self.input_layernorm, x), span, shared)
+        x, given = run.join(
+            x, attended, self.post_attention_layernorm, before=self.pre_feedforward_layernorm
+        )
+        out, after = self._feed_forward(x, given), self.post_feedforward_layernorm
         if self.has_per_layer:
             assert per_layer is not None
-            added = gated(x, per_layer, self.per_layer_input_gate, self.per_layer_projection)
-            x = x + self.post_per_layer_input_norm(added)
-        scaled: Tensor = x * self.layer_scalar
-        return scaled, keys_values
+            x, given = run.join(x, out, after)
+            out = gated(given, per_layer, self.per_layer_input_gate, self.per_layer_projection, run)
+            after = self.post_per_layer_input_norm
+        return run.leave(x, out, after, self.layer_scalar), keys_values
 
-    def _feed_forward(self, x: Tensor) -> Tensor:
-        dense: Tensor = self.mlp(self.pre_feedforward_layernorm(x))
+    def _feed_forward(self, x: Tensor, given: Any) -> Any:
+        """x is the stream, `given` its norm; see Arithmetic for what comes back."""
+        dense = self.mlp(given)
         if not self.has_experts:
             return dense
+        run = self.arithmetic
         # The router reads the raw residual; only the experts' own input is normalised.
-        weights, index = self.router(x)
-        mixed = self.experts(self.pre_feedforward_layernorm_2(x), weights, index)
-        dense = self.post_feedforward_layernorm_1(dense)
-        mixed = self.post_feedforward_layernorm_2(mixed)
-        both: Tensor = dense + mixed
-        return both
+        weights, index = run.route(self.router, x)
+        mixed = self.experts(run.norm(self.pre_feedforward_layernorm_2, x), weights, index)
+        return run.both(
+            dense, mixed, self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2
+        )

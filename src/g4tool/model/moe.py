@@ -5,13 +5,14 @@ by group; gathering there would copy gigabytes. Or run every expert on every tok
 has neither a sort nor a grouped matmul. All three give the same sums.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from g4tool.errors import G4Error
+from g4tool.model.arithmetic import PLAIN, Arithmetic
 from g4tool.model.config import MoeConfig
 from g4tool.model.norm import rms_norm
 
@@ -92,6 +93,8 @@ class Experts(nn.Module):
     backend that lacks sort and grouped matmul (memory then grows with tokens times experts).
     """
 
+    arithmetic: Arithmetic = PLAIN
+
     def __init__(self, hidden_size: int, moe: MoeConfig) -> None:
         super().__init__()
         self.num_experts = moe.num_experts
@@ -99,32 +102,31 @@ class Experts(nn.Module):
         self.gate_up_proj = ExpertLinear(moe.num_experts, 2 * moe.intermediate_size, hidden_size)
         self.down_proj = ExpertLinear(moe.num_experts, hidden_size, moe.intermediate_size)
 
-    def forward(self, x: Tensor, weights: Tensor, index: Tensor) -> Tensor:
-        """x [B, S, d] -> [B, S, d]; weights float32 and index int64 are the router's [B, S, k]."""
-        batch, length, dim = x.shape
-        top_k = index.shape[-1]
-        flat = x.reshape(-1, dim)
+    def forward(self, x: Any, weights: Tensor, index: Tensor) -> Any:
+        """x [B, S, d] -> [B, S, d]; weights float32 and index int64 are the router's [B, S, k].
+
+        For one token a row, x and the result may be of the arithmetic's own kind.
+        """
+        batch, length, top_k = index.shape
+        if length == 1 and batch * top_k <= self.num_experts:
+            return self._gathered(x, weights.flatten(0, 1), index.flatten(0, 1))
+        flat = x.reshape(-1, x.shape[-1])
         weights = weights.reshape(-1, top_k)
         index = index.reshape(-1, top_k)
-        if length == 1 and batch * top_k <= self.num_experts:
-            mixed = self._gathered(flat, weights, index)
-        elif self.prefill == "grouped":
-            mixed = self._grouped(flat, weights, index)
-        else:
-            mixed = self._every(flat, weights, index)
-        return mixed.to(x.dtype).view(batch, length, dim)
+        mixed = (self._grouped if self.prefill == "grouped" else self._every)(flat, weights, index)
+        return mixed.to(x.dtype).view(x.shape)
 
-    def _gathered(self, x: Tensor, weights: Tensor, index: Tensor) -> Tensor:
-        spread = x.unsqueeze(1).expand(-1, index.shape[-1], -1)
-        inner = _gate(self.gate_up_proj.chosen(spread, index))
-        return (self.down_proj.chosen(inner, index) * weights.unsqueeze(-1)).sum(1)
+    def _gathered(self, x: Any, weights: Tensor, index: Tensor) -> Any:
+        run = self.arithmetic
+        inner = run.gated_halves(run.chosen(self.gate_up_proj, x, index))
+        return run.weighted(run.chosen(self.down_proj, inner, index), weights)
 
     def _grouped(self, x: Tensor, weights: Tensor, index: Tensor) -> Tensor:
         top_k = index.shape[-1]
         experts, order = torch.sort(index.reshape(-1), stable=True)
         numbers = torch.arange(self.num_experts, device=x.device)
         offsets = torch.searchsorted(experts, numbers, right=True).to(torch.int32)
-        inner = _gate(self.gate_up_proj.grouped(x[order // top_k], offsets))
+        inner = self.arithmetic.gated_halves(self.gate_up_proj.grouped(x[order // top_k], offsets))
         outer = self.down_proj.grouped(inner, offsets)
         back = torch.argsort(order)
         return (outer[back].view(-1, top_k, x.shape[-1]) * weights.unsqueeze(-1)).sum(1)
@@ -133,10 +135,6 @@ class Experts(nn.Module):
         numbers = torch.arange(self.num_experts, device=x.device)
         picked = index.unsqueeze(-1) == numbers
         share = torch.where(picked, weights.unsqueeze(-1), 0.0).sum(1)  # [N, experts]
-        outer = self.down_proj.every(_gate(self.gate_up_proj.every(x.unsqueeze(0))))
+        inner = self.arithmetic.gated_halves(self.gate_up_proj.every(x.unsqueeze(0)))
+        outer = self.down_proj.every(inner)
         return (outer * share.t().unsqueeze(-1)).sum(0)
-
-
-def _gate(gate_up: Tensor) -> Tensor:
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.gelu(gate, approximate="tanh") * up

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from g4tool.model.arithmetic import Arithmetic
 from g4tool.model.config import TextConfig
 
 
@@ -40,7 +41,8 @@ def per_layer_inputs(tokens: Tensor, context: Tensor, norm: nn.Module, hidden_si
     return (normed + tokens) * math.sqrt(0.5)
 
 
-def gated(x: Tensor, per_layer: Tensor, gate: nn.Module, projection: nn.Module) -> Tensor:
+def gated(
+    x: Any, per_layer: Tensor, gate: nn.Module, projection: nn.Module, run: Arithmetic
+) -> Any:
     """projection(gelu(gate x) * per_layer): x [B, S, d], per_layer [B, S, P] -> [B, S, d]."""
-    out: Tensor = projection(F.gelu(gate(x), approximate="tanh") * per_layer)
-    return out
+    return run.product(projection, run.gated_by(run.product(gate, x), per_layer))

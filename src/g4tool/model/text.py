@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from g4tool.errors import G4Error
+from g4tool.model.arithmetic import PLAIN, Arithmetic
 from g4tool.model.attention import Attention
 from g4tool.model.cache import KeyValueCache, Span, attention_mask, ring_after, ring_before
 from g4tool.model.config import AttentionKind, LayerConfig, TextConfig
@@ -26,6 +27,8 @@ class TextModel(nn.Module):
 
     Works under `torch.device("meta")`. `state_dict()` is the weights and layer scalars only.
     """
+
+    arithmetic: Arithmetic = PLAIN
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
@@ -162,6 +165,8 @@ class TextModel(nn.Module):
         own = positions[None] if pad is None else (positions[None] - pad[:, None]).clamp(min=0)
         rope = self.config.rope[kind]
         cos, sin = rope_tables(own, rope, self.kinds[kind].head_dim, x.dtype)
+        if self.arithmetic.one_token:
+            return Span(cos, sin, None, positions=positions)
         window = self.config.sliding_window if kind == "sliding" else None
 
         def mask(keys: Tensor) -> Tensor:

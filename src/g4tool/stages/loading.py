@@ -56,13 +56,21 @@ def load_folder(
 def load_to_run(
     folder: Path, dtype: "torch.dtype", device: str, report: Report = silent
 ) -> tuple["TextModel | ExportedModel", Path]:
-    """As `load_folder`, for a model that only generates: on a CPU int4 takes torch's own layout."""
+    """As `load_folder`, for a model that only generates.
+
+    On a CPU int4 takes torch's own layout; a CUDA device with Triton runs g4's kernels.
+    """
     from g4tool.kernels import cpu_int4
+    from g4tool.kernels.register import runs_triton
     from g4tool.model.text import TextModel
 
     model, files = load_folder(folder, dtype, device, report)
     if isinstance(model, TextModel):
         cpu_int4.prepare(model, dtype)
+        if runs_triton(model.device):
+            from g4tool.generate import cuda_graph
+
+            cuda_graph.prepare(model)
     return model, files
 
 
