@@ -41,28 +41,30 @@ std::string trimmed(const std::string& text) {
 }
 
 // The prompt as one turn of a chat; the export holds what its chat template puts around it.
-std::string as_turn(const std::string& folder, const std::string& prompt) {
-  const std::string path = (std::filesystem::path(folder) / "export.json").string();
+std::vector<int64_t> turn_ids(const g4::Arguments& arguments, const g4::Tokenizer& tokenizer,
+                              const std::string& prompt) {
+  const std::string path = (std::filesystem::path(arguments.folder) / "export.json").string();
   try {
     std::ifstream file(path);
     const auto turn = nlohmann::json::parse(file).at("turn");
-    return turn.at("before").get<std::string>() + prompt + turn.at("after").get<std::string>();
+    return tokenizer.encode_turn(turn.at("before").get<std::string>(), trimmed(prompt),
+                                 turn.at("after").get<std::string>());
   } catch (const nlohmann::json::exception&) {
     throw g4::Error(path + " has no chat turn (the model came without a chat template): use --raw.");
   }
 }
 
-// The prompt with what goes around it.
-std::string prompt_text(const g4::Arguments& arguments) {
+// The prompt with what goes around it, without BOS where the template has none.
+std::vector<int64_t> text_ids(const g4::Arguments& arguments, const g4::Tokenizer& tokenizer) {
   const std::string prompt = arguments.prompt
       ? *arguments.prompt
       : std::string(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
-  return arguments.raw ? prompt : as_turn(arguments.folder, trimmed(prompt));
+  return arguments.raw ? tokenizer.encode(prompt) : turn_ids(arguments, tokenizer, prompt);
 }
 
 std::vector<int64_t> prompt_ids(const g4::Arguments& arguments, const g4::Tokenizer& tokenizer,
                                 const g4::Program& program) {
-  auto ids = tokenizer.encode(prompt_text(arguments));
+  auto ids = text_ids(arguments, tokenizer);
   if (ids.empty() || ids.front() != program.bos_id) {
     ids.insert(ids.begin(), program.bos_id);
   }
@@ -81,7 +83,7 @@ void run(const g4::Arguments& arguments) {
   const std::filesystem::path folder = arguments.folder;
   const g4::Tokenizer tokenizer((folder / "tokenizer.json").string());
   if (arguments.tokenize) {
-    for (const int64_t id : tokenizer.encode(prompt_text(arguments))) {
+    for (const int64_t id : text_ids(arguments, tokenizer)) {
       std::cout << id << '\n';
     }
     return;

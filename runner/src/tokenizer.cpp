@@ -80,6 +80,11 @@ uint64_t pair_key(int64_t left, int64_t right) {
   return static_cast<uint64_t>(left) << 32 | static_cast<uint64_t>(right);
 }
 
+// Gemma also lists newline runs and HTML tags as added tokens: ordinary text, no control.
+bool control_shape(std::string_view token) {
+  return token.starts_with("<|") || token.ends_with("|>");
+}
+
 void check_kind(const json& root) {
   const json& model = root.at("model");
   const json& normalizer = root.at("normalizer");
@@ -121,6 +126,9 @@ Tokenizer::Tokenizer(const std::string& path) {
       Added added{token.at("content").get<std::string>(), token.at("id").get<int64_t>()};
       content_[added.id] = added.content;
       special_[added.id] = token.value("special", false);
+      if (added.content.size() > 1 && (special_[added.id] || control_shape(added.content))) {
+        controls_[static_cast<unsigned char>(added.content[0])].push_back(added);
+      }
       if (normalized) {
         added.content = replace_all(added.content, " ", kSpace);
       }
@@ -129,7 +137,7 @@ Tokenizer::Tokenizer(const std::string& path) {
         tokens[static_cast<unsigned char>(added.content[0])].push_back(added);
       }
     }
-    for (AddedTokens* tokens : {&raw_added_, &normalized_added_}) {
+    for (AddedTokens* tokens : {&raw_added_, &normalized_added_, &controls_}) {
       for (auto& same_start : *tokens) {
         std::stable_sort(same_start.begin(), same_start.end(), [](const Added& a, const Added& b) {
           return a.content.size() > b.content.size();
@@ -213,6 +221,35 @@ std::vector<int64_t> Tokenizer::encode(std::string_view text) const {
       }
     }
   }
+  return ids;
+}
+
+std::vector<int64_t> Tokenizer::encode_turn(std::string_view before, std::string_view message,
+                                            std::string_view after) const {
+  if (!is_utf8(message)) {
+    throw Error("the prompt is not UTF-8 text.");
+  }
+  // A cut after a control token's first character leaves two texts that hold no token. The mark
+  // that `g4 run` cuts at, a noncharacter, is dropped as it is there.
+  std::vector<int64_t> ids;
+  std::string text(before);
+  const auto flush = [&] {
+    const auto found = encode(text);
+    ids.insert(ids.end(), found.begin(), found.end());
+    text.clear();
+  };
+  for (const Piece& piece : split(replace_all(message, "\xF4\x8F\xBF\xBF", ""), controls_)) {
+    if (piece.id < 0) {
+      text += piece.text;
+      continue;
+    }
+    const size_t first = character_length(piece.text);
+    text += piece.text.substr(0, first);
+    flush();
+    text = piece.text.substr(first);
+  }
+  text += after;
+  flush();
   return ids;
 }
 

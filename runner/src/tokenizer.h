@@ -19,6 +19,11 @@ class Tokenizer {
   // Throws Error for text that is not UTF-8.
   std::vector<int64_t> encode(std::string_view text) const;
 
+  // The same for a chat turn: `before` and `after` are the chat template's, and control tokens
+  // typed in `message` stay plain characters: they cannot end the turn nor begin another.
+  std::vector<int64_t> encode_turn(std::string_view before, std::string_view message,
+                                   std::string_view after) const;
+
  private:
   friend class TextStream;
 
@@ -48,6 +53,7 @@ class Tokenizer {
   std::unordered_map<uint64_t, Merge> merges_;  // of two ids of 32 bits
   AddedTokens raw_added_;                       // matched before spaces are replaced
   AddedTokens normalized_added_;                // matched after
+  AddedTokens controls_;                        // those of either that are no ordinary text
 };
 
 // Ids -> UTF-8 text, as they come. Special tokens give none.

@@ -157,7 +157,7 @@ def show_proof(env: Env, artifact: "Artifact") -> None:
     for found in facts["verified"] or ():
         env.out.note(Finding(**found).line())
     for method, calls in facts["delegates"].items():
-        inside = {name: count for name, count in calls.items() if "::" not in name}
-        outside = sum(calls.values()) - sum(inside.values())
-        backends = ", ".join(f"{count} calls of {name}" for name, count in inside.items())
-        env.out.note(f"{method}: {backends or 'no delegate'}, {outside} operators outside")
+        inside = [f"{calls[name]} calls of {name}" for name in calls if "::" not in name]
+        outside = [f"{calls[name]} {name}" for name in calls if "::" in name]
+        env.out.note(f"{method}: {', '.join(inside) or 'no delegate'}")
+        env.out.note(f"  outside: {', '.join(outside) or 'nothing'}")

@@ -96,10 +96,8 @@ class ExportStage:
         given = Given(self, weights, source, work.report)
         names = [exported.PROGRAM]
         if self.backend == "cuda":
-            maker = export_cuda.Maker(given)
             names.append(export_cuda.WEIGHTS)
-            work.file(export_cuda.WEIGHTS, maker.weights)
-            made: Any = work.file(exported.PROGRAM, maker.program)
+            made: Any = export_cuda.make(work, given)
         else:
             made = work.file(exported.PROGRAM, partial(export_cpu.make, given))
         small = [name for name in exported.SIDE_FILES if (given.files / name).is_file()]
@@ -152,10 +150,10 @@ def bundle_stage(recipe: Recipe, backend: Backend, folder: Path) -> ExportStage:
     Raises UsageError for a folder that holds none.
     """
     from g4tool.checkpoint.tiny import tiny_folder
-    from g4tool.formats.bundle import is_bundle, read_bundle
+    from g4tool.formats.bundle import is_bundle, lineage_of
 
     if not is_bundle(folder):
         raise UsageError(f"--prequantized {folder} is no bundle; export it with --model.")
-    tiny = tiny_model_of(read_bundle(folder).get("source", {}).get("files", {}))
+    tiny = tiny_model_of(lineage_of(folder).get("source", {}).get("files", {}))
     checkpoint = Source(tiny_folder(tiny)) if tiny else None
     return program_stage(recipe, backend, Source(folder), checkpoint, tiny is not None)

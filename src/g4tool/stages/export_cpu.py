@@ -33,19 +33,20 @@ def _make(given: Given, path: Path) -> dict[str, Any]:
     model, options, proof = begin(given, torch.float32)
     constants = constants_of(given, model)
     make_plain(model, int8)
-    given.step("export")
-    programs = export_methods(model, options)
+    with given.step("export"):
+        programs = export_methods(model, options)
     if proof:
-        modules = {name: program.module() for name, program in programs.items()}
-        allowed = verify.QUANTIZED if int8 else verify.EXACT
-        proof.add("exported program", verify.in_python(modules), model.config, allowed)
-        del modules
-    given.step("lower")
-    lowered = xnnpack.lower(programs, options, constants, int8)
-    lowered.write(path)
+        with given.step("prove"):
+            modules = {name: program.module() for name, program in programs.items()}
+            allowed = verify.QUANTIZED if int8 else verify.EXACT
+            proof.add("exported program", verify.in_python(modules), model.config, allowed)
+            del modules
+    with given.step("lower"):
+        lowered = xnnpack.lower(programs, options, constants, int8)
+        lowered.write(path)
     if proof:
-        given.step("prove")
-        _prove(proof, given, lowered, model, path)
+        with given.step("prove"):
+            _prove(proof, given, lowered, model, path)
     return {
         **facts_of(given, model),
         "activations": "int8" if int8 else "float32",

@@ -1,17 +1,36 @@
 """Makes and proves the CUDA program of one export, on the GPU that it is for."""
 
+import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from g4tool.errors import G4Error
-from g4tool.files import sha256
-from g4tool.stages.proof import Given, Proof, begin, constants_of, facts_of
+from g4tool.stages.proof import Given, Proof, begin, constants_of, facts_of, stored_finding
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.export import ExportedProgram
+
+    from g4tool.backends.executorch.verify import Step
     from g4tool.backends.executorch.xnnpack import Lowered
     from g4tool.model.text import TextModel
+    from g4tool.pipeline.work import Work
 
 WEIGHTS = "model.ptd"
+
+
+def make(work: "Work", given: Given) -> Any:
+    """The weights' and the program's files; returns what export.json says of them.
+
+    A compiler need not give the same twice: both files are of one lowering, or both made again.
+    """
+    from g4tool.backends.executorch.folder import PROGRAM
+
+    maker = Maker(given)
+    if not (work.path / PROGRAM).exists():
+        (work.path / WEIGHTS).unlink(missing_ok=True)
+    work.file(WEIGHTS, maker.weights)
+    return work.file(PROGRAM, maker.program)
 
 
 class Maker:
@@ -26,7 +45,9 @@ class Maker:
     def weights(self, path: Path) -> None:
         """Lowers both methods and writes their weights at `path`."""
         from g4tool.backends.executorch import cuda
+        from g4tool.backends.executorch.folder import PROGRAM
 
+        path.with_name(PROGRAM).unlink(missing_ok=True)
         self._lowered = self._lower()
         names = cuda.write_weights(self._lowered, path.parent)
         if len(names) != 1:
@@ -36,18 +57,19 @@ class Maker:
     def program(self, path: Path) -> dict[str, Any]:
         """Writes the program at `path`, and proves it with the weights beside it.
 
-        Where an earlier attempt finished the weights, lowers again. Raises G4Error where that gives
-        other weights than it did.
+        Raises G4Error where the weights are an earlier attempt's; the next one makes both.
         """
         import torch
 
+        from g4tool.backends.executorch.cuda_runtime import check_program
         from g4tool.backends.executorch.verify import to_json
 
         if self._lowered is None:
-            self._lower_again(path.with_name(WEIGHTS))
-        assert self._lowered is not None
+            path.with_name(WEIGHTS).unlink(missing_ok=True)
+            raise G4Error(f"{path} was damaged since it was written: run the same command again.")
         self._lowered.write(path)
         try:
+            check_program(path)
             if self._proof:
                 self._prove(path)
         except BaseException:
@@ -64,18 +86,6 @@ class Maker:
             "verified": to_json(self._proof.findings) if self._proof else None,
         }
 
-    def _lower_again(self, finished: Path) -> None:
-        again = finished.with_name(f"{WEIGHTS}.again")
-        try:
-            self.weights(again)
-            if sha256(again) != sha256(finished):
-                raise G4Error(
-                    f"{finished} is of another lowering than this one: remove {finished.parent} "
-                    f"and run the same command again."
-                )
-        finally:
-            again.unlink(missing_ok=True)
-
     def _lower(self) -> "Lowered":
         import torch
 
@@ -83,17 +93,18 @@ class Maker:
         from g4tool.backends.executorch.fused import make_fused
         from g4tool.backends.executorch.program import export_methods
 
-        model, options, self._proof = begin(self._given, torch.bfloat16, "cuda")
-        self._model = model
-        make_fused(model)
-        self._given.step("export")
-        programs = export_methods(model, options)
+        given, device = self._given, "cuda" if self._given.stage.verify else "cpu"
+        model, options, self._proof = begin(given, torch.bfloat16, device)
+        # Each method's weights are moved to the GPU as it is compiled, and off it afterwards.
+        self._model = model.cpu()
+        with given.step("export"):
+            make_fused(model)
+            programs = export_methods(model, options)
         if self._proof and not options.sampling:
-            modules = {name: program.module() for name, program in programs.items()}
-            step = verify.in_python(modules, "cuda")
-            self._proof.add("exported program", step, model.config, verify.BF16)
-        self._given.step("lower")
-        return cuda.lower(programs, options, constants_of(self._given, model))
+            with given.step("prove"):
+                self._proof.add("exported program", _on_gpu(programs), model.config, verify.BF16)
+        with given.step("lower"):
+            return cuda.lower(programs, options, constants_of(given, model))
 
     def _prove(self, path: Path) -> None:
         """The compiled code as it lies in the files, and its weights beside the model's."""
@@ -101,14 +112,28 @@ class Maker:
         from g4tool.backends.executorch.cuda_runtime import CudaMethods
 
         assert self._proof is not None
-        self._given.step("prove")
-        loaded = CudaMethods(path, [path.with_name(WEIGHTS)])
-        if not self._given.stage.sampling:
-            step = verify.methods(loaded.prefill, loaded.decode)
-            config = self._model.config
-            self._proof.add("model.pte read back", step, config, verify.BF16)
-        names = loaded.differing(dict(self._model.named_buffers()))
-        note = "the packed tensors equal the bundle's"
-        if names:
-            note = f"{len(names)} tensors differ, such as {names[0]}"
-        self._proof.record(verify.Finding("model.ptd", not names, note=note))
+        with self._given.step("prove"):
+            loaded = CudaMethods(path, [path.with_name(WEIGHTS)])
+            if not self._given.stage.sampling:
+                step = verify.methods(loaded.prefill, loaded.decode)
+                config = self._model.config
+                self._proof.add("model.pte read back", step, config, verify.BF16)
+            self._proof.record(stored_finding(loaded, self._model))
+
+
+def _on_gpu(programs: "dict[str, ExportedProgram]") -> "Step":
+    """Exported programs of a model on the CPU, run on the GPU; they themselves stay."""
+    from torch.export.passes import move_to_device_pass
+
+    from g4tool.backends.executorch import verify
+
+    moved: dict[str, nn.Module] = {}
+    held: dict[str, Tensor] = {}
+    for name, program in programs.items():
+        tensors = (*program.state_dict.values(), *program.constants.values())
+        own = copy.deepcopy(program, {id(each): each for each in tensors})
+        # The weights are on the GPU once for both methods.
+        own.state_dict.update({name: held[name] for name in own.state_dict if name in held})
+        moved[name] = move_to_device_pass(own, "cuda").module()
+        held.update(own.state_dict)
+    return verify.in_python(moved, "cuda")

@@ -1,5 +1,9 @@
 """What an export works from, and its proof, stage by stage as the program comes about."""
 
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +15,7 @@ from g4tool.progress import Progress, Report, silent
 if TYPE_CHECKING:
     import torch
 
+    from g4tool.backends.executorch.cuda_runtime import CudaMethods
     from g4tool.backends.executorch.program import ProgramOptions
     from g4tool.backends.executorch.verify import Finding, Step, Tolerance, Walk
     from g4tool.generate.tokenizer import Tokenizer
@@ -45,9 +50,27 @@ class Given:
 
         return Tokenizer(self.files)
 
-    def step(self, name: str) -> None:
-        """Say which step begins."""
-        self.report(Progress(self.stage.name, STEPS.index(name), len(STEPS), "steps", name))
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Say which step is under way, and every second for how long: some take minutes."""
+        done, began, ended = STEPS.index(name), time.monotonic(), threading.Event()
+
+        def tell() -> None:
+            note = f"{name}, {time.monotonic() - began:.0f} s"
+            self.report(Progress(self.stage.name, done, len(STEPS), "steps", note))
+
+        def go_on() -> None:
+            while not ended.wait(1):
+                tell()
+
+        tell()
+        clock = threading.Thread(target=go_on, daemon=True)
+        clock.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            clock.join()
 
     def load(self, folder: Path, dtype: "torch.dtype", device: str = "cpu") -> "TextModel":
         """The canonical model in `folder`."""
@@ -118,17 +141,18 @@ def begin(
     from g4tool.backends.executorch import verify
 
     stage = given.stage
-    given.step("load")
     proof = Proof(given) if stage.verify else None
-    if proof and given.source:
-        model = given.load(given.source, torch.bfloat16, device)
-        longest = stage.options.within(model.config.max_position_embeddings).max_seq_len
-        proof.add("eager bf16", verify.eager(model, longest), model.config, verify.QUANTIZED)
-        del model
-    model = given.load(given.weights, dtype, device)
-    options = stage.options.within(model.config.max_position_embeddings)
-    if proof:
-        proof.add("eager", verify.eager(model, options.max_seq_len), model.config, verify.QUANTIZED)
+    with given.step("load"):
+        if proof and given.source:
+            model = given.load(given.source, torch.bfloat16, device)
+            longest = stage.options.within(model.config.max_position_embeddings).max_seq_len
+            proof.add("eager bf16", verify.eager(model, longest), model.config, verify.QUANTIZED)
+            del model
+        model = given.load(given.weights, dtype, device)
+        options = stage.options.within(model.config.max_position_embeddings)
+        if proof:
+            step = verify.eager(model, options.max_seq_len)
+            proof.add("eager", step, model.config, verify.QUANTIZED)
     return model, options, proof
 
 
@@ -165,6 +189,17 @@ def weights_finding(path: Path, model: "TextModel") -> "Finding":
     return Finding("weights in the file", not missing, note=note)
 
 
+def stored_finding(loaded: "CudaMethods", model: "TextModel") -> "Finding":
+    """Whether a CUDA program's weights, as they lie in its file, are the model's packed ones."""
+    from g4tool.backends.executorch.verify import Finding
+
+    names = loaded.differing(model.state_dict())
+    note = "the packed tensors equal the bundle's"
+    if names:
+        note = f"{len(names)} tensors differ, such as {names[0]}"
+    return Finding("model.ptd", not names, note=note)
+
+
 def _turn(given: Given) -> dict[str, str] | None:
     """What the chat template puts around a lone user message, for runners without templates."""
     from g4tool.generate.chat import load_chat_template
@@ -181,14 +216,14 @@ def _turn(given: Given) -> dict[str, str] | None:
 
 def _weights_origin(given: Given) -> dict[str, Any]:
     """What export.json says of where the weights came from."""
-    from g4tool.formats.bundle import BUNDLE, FINGERPRINT, is_bundle, read_bundle
+    from g4tool.formats.bundle import BUNDLE, FINGERPRINT, is_bundle, lineage_of
 
     if not is_bundle(given.weights):
         return {"quantized": False}
-    facts = read_bundle(given.weights)
+    facts = lineage_of(given.weights)
     return {
         "quantized": True,
-        "file": BUNDLE,
+        "file": BUNDLE if facts else None,
         "fingerprint": facts.get(FINGERPRINT),
         "bundle_source": facts.get("source", {}),
         "recipe": facts.get("recipe", {}),

@@ -34,18 +34,19 @@ def prove(folder: Path, weights: Path, report: Report = silent) -> "list[Finding
     import torch
 
     from g4tool.backends.executorch import verify
+    from g4tool.backends.executorch.cuda_runtime import CudaMethods
     from g4tool.backends.executorch.folder import PROGRAM, is_export
     from g4tool.backends.executorch.plain import make_plain
     from g4tool.backends.executorch.runtime import open_export
-    from g4tool.formats.bundle import FINGERPRINT, is_bundle, read_bundle
+    from g4tool.formats.bundle import FINGERPRINT, lineage_of
     from g4tool.generate.tokenizer import Tokenizer
     from g4tool.model.text import TextModel
     from g4tool.stages.loading import load_folder
-    from g4tool.stages.proof import proof_ids, weights_finding
+    from g4tool.stages.proof import proof_ids, stored_finding, weights_finding
 
     if not is_export(folder):
         raise UsageError(f"{folder} holds no exported program.")
-    exported = open_export(folder)
+    exported = open_export(folder, whole=True)
     facts = exported.facts
     if facts.sampling:
         raise UsageError(
@@ -53,7 +54,7 @@ def prove(folder: Path, weights: Path, report: Report = silent) -> "list[Finding
             f"--sampling to prove it."
         )
     wanted = facts.source.get("fingerprint")
-    found = read_bundle(weights).get(FINGERPRINT) if is_bundle(weights) else None
+    found = lineage_of(weights).get(FINGERPRINT)
     if wanted != found:
         raise G4Error(f"{folder} was exported from other weights than those in {weights}.")
     report(Progress("verify", 0, 2, "steps", "eager"))
@@ -72,7 +73,9 @@ def prove(folder: Path, weights: Path, report: Report = silent) -> "list[Finding
         verify.Finding("files", True, note=f"{len(facts.files)} files are as they were written"),
         verify.compare(PROGRAM, before, now, allowed[facts.activations]),
     ]
-    if facts.backend == "xnnpack" and facts.activations == "float32":
+    if isinstance(exported.methods, CudaMethods):
+        result.append(stored_finding(exported.methods, model))
+    elif facts.activations == "float32":
         make_plain(model)
         result.append(weights_finding(folder / PROGRAM, model))
     return result

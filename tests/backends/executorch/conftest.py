@@ -40,7 +40,7 @@ _MADE: dict[str, Exported] = {}
 
 @pytest.fixture(scope="session")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> "Exports":
-    """Gives the export of a tiny model, made at most once a process."""
+    """Gives the export of a tiny model, made at most once for all of pytest's workers."""
     return Exports(tmp_path_factory)
 
 
@@ -52,7 +52,10 @@ class Exports:
 
     def __call__(self, model: str) -> Exported:
         if model not in _MADE:
-            store = Store(self._factory.mktemp(f"home-{model}"))
+            base = self._factory.getbasetemp()
+            # Workers' folders lie in one; the store sees to it that one of them makes it.
+            shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+            store = Store(shared / f"home-{model}")
             stage = build(recipe_of(model)).export_cpu
             assert stage is not None
             folder = store.ensure(stage).path

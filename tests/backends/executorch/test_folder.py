@@ -2,11 +2,21 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from g4tool.backends.executorch.folder import EXPORT, PROGRAM, ExportFacts, record, to_json
+from g4tool.backends.executorch import folder as exported
+from g4tool.backends.executorch.folder import (
+    EXPORT,
+    PROGRAM,
+    ExportFacts,
+    check_files,
+    read_facts,
+    record,
+    to_json,
+)
 from g4tool.backends.executorch.runtime import XnnpackMethods, open_export
 from g4tool.errors import G4Error
 
@@ -71,6 +81,34 @@ def test_damage_is_named(folder: Path, harm: Callable[[Path], object], says: str
     harm(folder)
     with pytest.raises(G4Error, match=says):
         open_export(folder)
+
+
+@pytest.mark.parametrize(
+    ("at", "seen"), [(0, True), (len(CONTENT) - 1, True), (len(CONTENT) // 2, False)]
+)
+def test_large_files_are_hashed_whole_only_when_asked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, at: int, seen: bool
+) -> None:
+    monkeypatch.setattr(exported, "_SMALL", 1000)
+    monkeypatch.setattr(exported, "_END", 100)
+    facts = replace(read_facts(folder), files=record(folder, [PROGRAM]))
+    check_files(folder, facts, whole=False)
+    changed = bytearray(CONTENT)
+    changed[at] ^= 1
+    (folder / PROGRAM).write_bytes(changed)
+    with pytest.raises(G4Error, match=r"model\.pte is damaged"):
+        check_files(folder, facts)
+    if seen:
+        with pytest.raises(G4Error, match=r"model\.pte is damaged"):
+            check_files(folder, facts, whole=False)
+    else:
+        check_files(folder, facts, whole=False)
+    # An export of before the ends were noted is checked by its sizes.
+    older = {PROGRAM: {key: facts.files[PROGRAM][key] for key in ("size", "sha256")}}
+    check_files(folder, replace(facts, files=older), whole=False)
+    (folder / PROGRAM).write_bytes(CONTENT[:-1])
+    with pytest.raises(G4Error, match=r"model\.pte is damaged"):
+        check_files(folder, replace(facts, files=older), whole=False)
 
 
 def test_a_file_that_is_no_program_is_refused(folder: Path) -> None:

@@ -42,6 +42,17 @@ def test_a_difference_is_measured_and_judged() -> None:
     assert compare("lowered", [before], [now], Tolerance(difference=0.6)).passed
 
 
+def test_another_choice_is_judged_by_how_far_the_first_was_ahead() -> None:
+    before = torch.tensor([[0.0, 1.0, 1.25], [2.0, 0.0, 0.0], [5.0, 0.0, 4.5]])
+    now = torch.tensor([[0.0, 1.25, 1.0], [2.0, 0.0, 0.0], [4.0, 0.0, 4.5]])
+    found = compare("read back", [before], [now], Tolerance(margin=0.5))
+    assert (found.passed, found.margin) == (True, 0.5)
+    assert found.agree == pytest.approx(1 / 3)
+    assert "greedy agreement 33.3% (else ahead by 0.5)" in found.line()
+    assert not compare("read back", [before], [now], Tolerance(margin=0.4)).passed
+    assert compare("read back", [before], [before], EXACT).margin is None
+
+
 def test_what_is_not_a_number_fails() -> None:
     logits = torch.zeros(2, 3)
     broken = torch.full((2, 3), torch.nan)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from executorch.backends.aoti.aoti_partitioner import AotiPartitioner
+from executorch.backends.aoti.passes.replace_view_copy_with_view import ReplaceViewCopyWithViewPass
 from executorch.backends.cuda.cuda_weight_collector import (
     CudaWeightEntry,
     encode_cuda_weight_metadata,
@@ -40,6 +41,7 @@ class CudaBackend(BackendDetails):  # type: ignore[misc]
     @staticmethod
     def preprocess(edge_program: ExportedProgram, compile_specs: list[Any]) -> PreprocessResult:
         """Compiles one method as the CUDA backend does, for the CPU."""
+        ReplaceViewCopyWithViewPass()(edge_program.graph_module)
         names = edge_program.graph_signature.user_inputs
         inputs = tuple(
             node.meta["val"]
@@ -118,9 +120,14 @@ def write_program(model: nn.Module, folder: Path) -> tuple[Path, Path]:
         ),
         "decode": export(model, (torch.zeros(1, 1, dtype=torch.int64), start)),
     }
+    return lower({name: each.run_decompositions({}) for name, each in programs.items()}, folder)
+
+
+def lower(programs: dict[str, ExportedProgram], folder: Path) -> tuple[Path, Path]:
+    """Decomposed methods as a .pte and its .ptd in `folder`."""
     device = CompileSpec("target_device", b"cuda:0")
     edge = to_edge_transform_and_lower(
-        {name: program.run_decompositions({}) for name, program in programs.items()},
+        programs,
         partitioner={name: [AotiPartitioner("CudaBackend", [device])] for name in programs},
         compile_config=EdgeCompileConfig(_check_ir_validity=False, _skip_dim_order=True),
         constant_methods={"max_seq_len": LENGTH},

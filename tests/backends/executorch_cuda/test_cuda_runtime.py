@@ -2,16 +2,21 @@
 
 import shutil
 import subprocess
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 from torch import Tensor
 
 from g4tool.backends.executorch import cuda_runtime, pte
-from g4tool.backends.executorch.cuda_runtime import CudaMethods, check_gpu
+from g4tool.backends.executorch.cuda import check_outside
+from g4tool.backends.executorch.cuda_runtime import CudaMethods, check_gpu, check_program
 from g4tool.backends.executorch.folder import ExportFacts
+from g4tool.backends.executorch.xnnpack import Lowered
 from g4tool.errors import G4Error
 from tests.backends.executorch_cuda.conftest import Program
 
@@ -44,7 +49,7 @@ def test_both_methods_compute_what_the_model_does_over_one_cache(program: Progra
 @pytest.mark.usefixtures("on_cpu")
 def test_weights_are_held_once_and_compared_bit_for_bit(program: Program) -> None:
     own = CudaMethods(program.path, [program.weights], graph=False)
-    buffers = dict(program.model.model.named_buffers())  # type: ignore[union-attr]
+    buffers = program.model.model.state_dict()  # type: ignore[union-attr]
     assert own.differing(buffers) == []
     changed = buffers["qdata"].clone()
     changed[10, 7] += 1
@@ -63,6 +68,49 @@ def test_the_caches_of_both_methods_are_one_tensor(program: Program) -> None:
     run(own, IDS, 0)
     assert own._weights["model.seen"][: len(IDS)].abs().sum() > 0
     assert own._weights["model.seen"][len(IDS) :].abs().sum() == 0
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_code_that_cannot_be_recorded_runs_without_a_graph_after_one_warning(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    # Entered like streams and graphs, which a CPU has not.
+    nothing = MagicMock()
+    monkeypatch.setattr(torch.cuda, "Stream", nothing)
+    monkeypatch.setattr(torch.cuda, "current_stream", nothing)
+    monkeypatch.setattr(torch.cuda, "stream", nothing)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", nothing)
+    monkeypatch.setattr(torch.cuda, "graph", refuse)
+    recorded = CudaMethods(program.path, [program.weights], graph=True)
+    plain = CudaMethods(program.path, [program.weights], graph=False)
+    with pytest.warns(RuntimeWarning, match="recorded as a CUDA graph .operation not permitted"):
+        first = run(recorded, IDS[:1], 0)
+    assert torch.equal(first, run(plain, IDS[:1], 0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(run(recorded, IDS[1:2], 1), run(plain, IDS[1:2], 1))
+
+
+def test_every_method_is_one_piece_of_code_and_copies(program: Program) -> None:
+    parsed, _ = pte.read_program(program.path)
+    lowered = Lowered(SimpleNamespace(executorch_program=parsed), {})
+    check_outside(lowered.operators())
+    calls = {"CudaBackend": 1, "et_copy::_h2d_copy.out": 2, "et_copy::_d2h_copy.out": 1}
+    assert lowered.delegates() == {"prefill": calls, "decode": calls}
+    with pytest.raises(G4Error, match=r"decode: the CUDA backend left aten::topk\.values outside"):
+        check_outside({"decode": ["aten::topk.values", "et_copy::_h2d_copy.out"]})
+
+
+def test_a_finished_program_is_checked_without_running_it(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_program(program.path)
+    monkeypatch.setattr(cuda_runtime, "absent", lambda names: ["aoti_torch_cuda_sort_stable"])
+    with pytest.raises(G4Error, match="prefill calls aoti_torch_cuda_sort_stable, which torch"):
+        check_program(program.path)
 
 
 @pytest.mark.usefixtures("on_cpu")

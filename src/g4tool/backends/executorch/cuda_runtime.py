@@ -6,7 +6,8 @@ are on the device once. The .pte's code needs nothing but torch's C functions an
 
 import ctypes
 import tempfile
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,16 +64,17 @@ class CudaMethods:
         """See g4tool.backends.executorch.program."""
         return self._graph(inputs) if self._graph else self._code["decode"](inputs)
 
-    def differing(self, buffers: dict[str, Tensor]) -> list[str]:
-        """Names of a model's integer buffers that the program has not, bit for bit.
+    def differing(self, tensors: Mapping[str, Tensor]) -> list[str]:
+        """Names of a model's integer tensors that the program has not, bit for bit.
 
         The program holds the model under the name `model`.
         """
-        packed = {name: each for name, each in buffers.items() if each.dtype in _PACKED}
+        packed = {name: each for name, each in tensors.items() if each.dtype in _PACKED}
         return [
             name
             for name, each in packed.items()
-            if (own := self._weights.get(f"model.{name}")) is None or not torch.equal(own, each)
+            if (own := self._weights.get(f"model.{name}")) is None
+            or not torch.equal(own, each.to(own.device))
         ]
 
 
@@ -117,17 +119,32 @@ class _Code:
 
 
 class _Graph:
-    """A method of fixed shapes, recorded once as a CUDA graph and replayed."""
+    """A method of fixed shapes, recorded once as a CUDA graph and replayed.
+
+    Code that cannot be recorded is run launch by launch, as without a graph, after one warning.
+    """
 
     def __init__(self, code: _Code) -> None:
         self._code = code
         self._inputs: list[Tensor] = []
         self._result: Tensor | None = None
         self._graph: Any = None
+        self._recordable = True
 
     def __call__(self, inputs: Sequence[Tensor]) -> Tensor:
+        if self._graph is None and self._recordable:
+            try:
+                self._record(inputs)
+            except RuntimeError as error:
+                self._graph, self._recordable = None, False
+                warnings.warn(
+                    f"decode cannot be recorded as a CUDA graph ({str(error).splitlines()[0]}); "
+                    f"it runs without one, slower.",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
         if self._graph is None:
-            self._record(inputs)
+            return self._code(inputs)
         for held, given in zip(self._inputs, inputs, strict=True):
             held.copy_(given)
         self._graph.replay()
@@ -143,9 +160,19 @@ class _Graph:
             # writes the same keys to the same slots.
             self._code(self._inputs)
         torch.cuda.current_stream().wait_stream(stream)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, stream=stream):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
             self._result = self._code(self._inputs)
+        self._graph = graph
+
+
+def check_program(path: Path) -> None:
+    """Raise G4Error for a .pte whose methods are not each one piece of code that torch can run."""
+    program, data = read_program(path)
+    _open_torch()
+    for name in METHODS:
+        method = compiled_method(path, program, data, name)
+        _require_symbols(path, name, data.read(method.code))
 
 
 def check_gpu(folder: Path, facts: ExportFacts) -> None:

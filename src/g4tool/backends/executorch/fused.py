@@ -1,9 +1,12 @@
 """Quantized leaves for AOTInductor, on the bundle's layout as it is.
 
-For one token a product is written as a sum over elements, so that the compiler makes one kernel of
-unpacking, dequantizing and summing, and no weight is ever in memory in 16 bit. For more tokens the
-weight of one layer is computed, multiplied and forgotten. Each weight is rounded to the dtype of
-the activations as in the eager model; sums are in fp32.
+For one token an int4 product is a kernel in Triton, which the compiler takes into its code, or else
+a sum over elements that it makes one kernel of: unpacking, dequantizing and summing. Either way no
+weight is ever in memory in 16 bit. For more tokens the weight of one layer is computed, multiplied
+and forgotten; int4 experts are multiplied tile by tile.
+
+Each weight is rounded to the dtype of the activations as in the eager definition, but not in the
+kernels for one token. Sums are in fp32.
 """
 
 from collections.abc import Callable
@@ -14,6 +17,7 @@ from torch import Tensor, nn
 
 from g4tool.kernels.int4 import Int4ExpertLinear, Int4Linear
 from g4tool.kernels.int8 import Int8Embedding, Int8ExpertLinear, Int8Linear, dequantize_int8
+from g4tool.model.moe import Experts
 
 
 def _int4_halves(
@@ -53,9 +57,16 @@ def _int8_row(x: Tensor, qdata: Tensor, scale: Tensor) -> Tensor:
 class FusedInt4Linear(Int4Linear):
     """Twin of Int4Linear."""
 
+    triton = False
+
     def forward(self, x: Tensor) -> Tensor:
         """x [..., S, K] -> [..., S, N]."""
         if x.numel() == x.shape[-1]:
+            if self.triton:
+                from g4tool.backends.executorch.triton_rows import int4_row
+
+                out: Tensor = int4_row(x, self.qdata, self.scale, self.zero)
+                return out
             row = _int4_row(x.reshape(1, -1), self.qdata, self.scale, self.zero)
             return row.view(*x.shape[:-1], -1)
         return F.linear(x, _int4_weight(self.qdata, self.scale, self.zero, x.dtype))
@@ -84,12 +95,26 @@ def _int8(x: Tensor, qdata: Tensor, scale: Tensor) -> Tensor:
 
 
 class FusedInt4ExpertLinear(Int4ExpertLinear):
-    """Twin of Int4ExpertLinear, for programs that neither sort nor group."""
+    """Twin of Int4ExpertLinear. A plain one neither sorts nor groups."""
+
+    triton = False
 
     def chosen(self, x: Tensor, index: Tensor) -> Tensor:
         """x [rows, k, K] through expert index [rows, k] of each -> [rows, k, N]."""
+        if self.triton:
+            from g4tool.backends.executorch.triton_rows import int4_chosen
+
+            out: Tensor = int4_chosen(x, index, self.qdata, self.scale, self.zero)
+            return out
         picked = [part[index] for part in (self.qdata, self.scale, self.zero)]
         return _int4_row(x.unsqueeze(-2), picked[0], picked[1], picked[2])
+
+    def grouped(self, x: Tensor, offsets: Tensor) -> Tensor:
+        """x [M, K] sorted by expert -> [M, N]; offsets int32 [E] is where each one ends."""
+        from g4tool.kernels.triton_tiles import int4_grouped
+
+        out: Tensor = int4_grouped(x, offsets, self.qdata, self.scale, self.zero)
+        return out
 
     def every(self, x: Tensor) -> Tensor:
         """x [E or 1, rows, K] -> [E, rows, N]."""
@@ -118,12 +143,39 @@ _TWINS: dict[type[nn.Module], Callable[..., nn.Module]] = {
 }
 
 
-def make_fused(model: nn.Module) -> None:
-    """Swap every quantized leaf of `model` for its twin here, in place; it keeps the buffers."""
+def make_fused(model: nn.Module, triton: bool = False) -> None:
+    """Swap every quantized leaf of `model` for its twin here, in place; it keeps the tensors.
+
+    They become parameters: the compiler copies buffers, all of them, in case code writes to them.
+    `triton`: one token, and experts, go through the kernels where they take the shapes.
+    """
     for path, leaf in list(model.named_modules()):
-        twin = _TWINS.get(type(leaf))
-        if twin is not None:
-            model.set_submodule(path, twin(**dict(leaf.named_buffers(recurse=False))))
+        make = _TWINS.get(type(leaf))
+        if make is None:
+            continue
+        parts = dict(leaf.named_buffers(recurse=False))
+        twin = make(**parts)
+        for name, part in parts.items():
+            delattr(twin, name)
+            twin.register_parameter(name, nn.Parameter(part, requires_grad=False))
+        if triton and _takes(twin):
+            twin.triton = True  # type: ignore[assignment]
+        model.set_submodule(path, twin)
+
+
+def groups_experts(experts: Experts) -> bool:
+    """Whether both matrices of these experts have a grouped product that compiles."""
+    return all(getattr(leaf, "triton", False) for leaf in (experts.gate_up_proj, experts.down_proj))
+
+
+def _takes(leaf: nn.Module) -> bool:
+    """Whether the kernels in Triton run one row of this leaf."""
+    if not isinstance(leaf, FusedInt4Linear | FusedInt4ExpertLinear):
+        return False
+    from g4tool.kernels import triton_int4
+
+    row = leaf.qdata.new_empty((1, 2 * leaf.qdata.shape[-1]), dtype=torch.bfloat16)
+    return triton_int4.takes(row, leaf.qdata, leaf.scale)
 
 
 def attention(
@@ -137,7 +189,8 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """scaled_dot_product_attention in plain products, softmax in fp32.
+    """scaled_dot_product_attention in plain products; scores and softmax in fp32 like torch's own
+    kernels, whatever the dtype of the inputs.
 
     ExecuTorch's Triton kernel in its place takes boolean masks only. Raises ValueError for what it
     would compute otherwise than torch: a boolean mask, `is_causal`, dropout.
@@ -147,7 +200,7 @@ def attention(
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    scores = torch.matmul(query, key.transpose(-1, -2)).to(torch.float32)
+    scores = _scores(query, key)
     if scale is None:
         scale = query.shape[-1] ** -0.5
     if scale != 1.0:
@@ -155,3 +208,15 @@ def attention(
     if attn_mask is not None:
         scores = scores + attn_mask.to(torch.float32)
     return torch.matmul(torch.softmax(scores, -1).to(value.dtype), value)
+
+
+def _scores(query: Tensor, key: Tensor) -> Tensor:
+    """query [B, H, S, D] by key [B, H, K, D] -> fp32 [B, H, S, K]."""
+    rows = query.shape[-2]
+    if isinstance(rows, int) and rows <= _FEW:
+        # A sum over elements reads the keys as they are: a product would make a copy in fp32.
+        return (query.float().unsqueeze(-2) * key.float().unsqueeze(-3)).sum(-1)
+    return torch.matmul(query.float(), key.float().transpose(-1, -2))
+
+
+_FEW = 16

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
+from g4tool.backends.executorch.fused import groups_experts
 from g4tool.backends.executorch.sampling import SCALARS, next_id
 from g4tool.errors import UsageError
 from g4tool.model.moe import Experts
@@ -108,12 +109,13 @@ class _Sampling(_Logits):
 
 @contextmanager
 def _prepared(model: TextModel, length: int) -> Iterator[None]:
-    """The model with a cache and with experts that need neither sort nor grouped matmul."""
+    """The model with a cache; experts whose leaves have no grouped product that can be exported
+    run every token, which needs neither it nor a sort."""
     experts = [module for module in model.modules() if isinstance(module, Experts)]
     before = [module.prefill for module in experts]
     model.allocate_cache(1, length)
     for module in experts:
-        module.prefill = "every"
+        module.prefill = "grouped" if groups_experts(module) else "every"
     try:
         yield
     finally:

@@ -154,13 +154,13 @@ class XnnpackMethods:
         return result
 
 
-def open_export(folder: Path) -> ExportedModel:
-    """The program in `folder`, ready to run.
+def open_export(folder: Path, whole: bool = False) -> ExportedModel:
+    """The program in `folder`, ready to run; `whole`: every byte of its files is checked first.
 
     Raises G4Error for a damaged or foreign folder, and for what this machine lacks to run it.
     """
     facts = read_facts(folder)
-    check_files(folder, facts)
+    check_files(folder, facts, whole)
     config = parse_text_config(read_json(folder / CONFIG), str(folder / CONFIG))
     if facts.backend == "cuda":
         from g4tool.backends.executorch.cuda_runtime import CudaMethods, check_gpu

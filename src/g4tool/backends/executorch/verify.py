@@ -24,18 +24,23 @@ DECODED = 8
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What two neighbouring stages may differ by: `kl` in nats a token, the others of a logit."""
+    """What two neighbouring stages may differ by: `kl` in nats a token, the others of a logit.
+
+    `margin`: how far the likeliest token may be ahead of another that is chosen in its place.
+    """
 
     difference: float = torch.inf
     mean_difference: float = torch.inf
     kl: float = torch.inf
+    margin: float = torch.inf
 
 
 # Rounding to another order of summation, for logits that the softcap keeps within 30.
 EXACT = Tolerance(difference=1e-4)
 # What the backend rounds to bf16 at other places. A router's near ties fall otherwise then, which
-# moves single logits by more.
-BF16 = Tolerance(mean_difference=0.1, kl=0.02)
+# moves single logits by more. Another token may win where the first was ahead by a few units in the
+# last place; on the tiny models eager bf16 chooses otherwise than eager fp32 up to 0.13.
+BF16 = Tolerance(mean_difference=0.1, kl=0.02, margin=0.5)
 # Activations rounded to int8 in another kernel's order, where one of 256 steps may fall otherwise.
 KERNELS = Tolerance(kl=0.02)
 # Another arithmetic, not an error: quantized weights, quantized activations.
@@ -46,7 +51,8 @@ QUANTIZED = Tolerance(kl=1.0)
 class Finding:
     """One stage beside the one before it; the figures are None where it has none.
 
-    `agree`: the share of positions with the same greedy token.
+    `agree`: the share of positions with the same greedy token; `margin`: where it is another, how
+    far ahead of that one it was before, at most.
     """
 
     stage: str
@@ -56,16 +62,18 @@ class Finding:
     kl: float | None = None
     agree: float | None = None
     note: str = ""
+    margin: float | None = None
 
     def line(self) -> str:
         """One line for a person."""
         verdict = "ok" if self.passed else "FAILED"
         if self.difference is None:
             return f"{self.stage:<28} {verdict:<7} {self.note}"
+        ahead = f" (else ahead by {self.margin:.2g})" if self.margin is not None else ""
         return (
             f"{self.stage:<28} {verdict:<7} logits max {self.difference:.2e} mean "
-            f"{self.mean_difference:.2e}, greedy agreement {self.agree:.1%}, KL {self.kl:.2e}"
-            + (f"  ({self.note})" if self.note else "")
+            f"{self.mean_difference:.2e}, greedy agreement {self.agree:.1%}{ahead}, "
+            f"KL {self.kl:.2e}" + (f"  ({self.note})" if self.note else "")
         )
 
 
@@ -126,13 +134,18 @@ def compare(
     difference = apart.max().item()
     # Written so that NaN fails.
     mean = apart.mean().item()
+    chosen = b.argmax(-1, keepdim=True)
+    other = (a.argmax(-1, keepdim=True) != chosen).flatten()
+    ahead = (a.amax(-1) - a.gather(-1, chosen).flatten())[other]
+    margin = ahead.max().item() if len(ahead) else None
     passed = (
         difference <= tolerance.difference
         and mean <= tolerance.mean_difference
         and kl <= tolerance.kl
+        and (margin is None or margin <= tolerance.margin)
     )
-    agree = (a.argmax(-1) == b.argmax(-1)).float().mean().item()
-    return Finding(stage, passed, difference, mean, kl, agree, note)
+    agree = 1 - other.float().mean().item()
+    return Finding(stage, passed, difference, mean, kl, agree, note, margin)
 
 
 def eager(model: TextModel, longest: int) -> Step:

@@ -20,7 +20,12 @@ from g4tool.backends.executorch.check import (
     check_remainders,
     missing_kernels,
 )
-from g4tool.backends.executorch.library import load_runtime, quiet, require_exporter
+from g4tool.backends.executorch.library import (
+    load_runtime,
+    quiet,
+    require_exporter,
+    short_history,
+)
 from g4tool.backends.executorch.program import METHODS, ProgramOptions
 from g4tool.backends.executorch.sampling import SCALARS, next_id
 from g4tool.errors import UsageError
@@ -102,7 +107,7 @@ def lower(
     if int8_activations:
         dynamic = ConfigPrecisionType.DYNAMIC_QUANT
         partitioners.insert(0, XnnpackPartitioner(config_precisions=dynamic, per_op_mode=True))
-    with quiet():
+    with quiet(), short_history():
         edge = to_edge_transform_and_lower(
             dict(programs),
             partitioner=partitioners,
