@@ -26,6 +26,9 @@ elsewhere it says what is missing and ends with exit code 3.
     g4 compile-neuron --tp 2 --model tiny-31b --target inf2 --plan-only
 
     g4 compile-neuron --tp 4 --neuron-python /opt/neuron/bin/python
+
+An int4 bundle's folder as MODEL gives its plan and packed shards, cut between groups; NxD Inference
+cannot compile them.
 """
 
 
@@ -58,6 +61,13 @@ def compile_neuron(
     lnc: Annotated[
         int | None, typer.Option(help="Physical cores a logical core, 1 or 2 [the chip's].")
     ] = None,
+    serving: Annotated[
+        bool | None,
+        typer.Option(
+            "--serving/--no-serving",
+            help="For vLLM's Neuron plugin: prompts join one at a time, sampling on the device.",
+        ),
+    ] = None,
     plan_only: Annotated[
         bool, typer.Option("--plan-only", help="Plan and weights only; do not look for the SDK.")
     ] = False,
@@ -70,6 +80,7 @@ def compile_neuron(
 ) -> None:
     """Ensure the stage, as far as this machine can, and print what it decided."""
     from g4tool.stages.build import build
+    from g4tool.stages.neuron import check_early
 
     if plan_only and neuron_python:
         raise UsageError("--plan-only asks no SDK: leave out --neuron-python.")
@@ -81,12 +92,15 @@ def compile_neuron(
         "compile-neuron.seq_len": seq_len,
         "compile-neuron.target": target.value if target else None,
         "compile-neuron.lnc": lnc,
+        "compile-neuron.serving": serving,
     }
     recipe = env.recipe(None, flags, section="compile-neuron")
     python = None if plan_only else neuron_python or Path(sys.executable)
     chosen = build(recipe, neuron_python=python)
     stage, missing = chosen.neuron, chosen.missing.get("compile-neuron")
     assert stage is not None, "the section is there"
+    assert recipe.compile_neuron is not None, "and made the stage"
+    check_early(chosen.source, recipe.compile_neuron)
     check_output(env, stage, output)
     confirm_download(env, chosen.source)
     artifact = ensure(env, stage)

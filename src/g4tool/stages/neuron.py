@@ -6,15 +6,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from g4tool.pipeline.artifact import Artifact
+from g4tool.errors import UsageError
+from g4tool.pipeline.artifact import Artifact, Source
 from g4tool.pipeline.fingerprint import Json
 from g4tool.pipeline.stage import Stage
 from g4tool.pipeline.work import Work
 from g4tool.recipe.model import CompileNeuron
 from g4tool.stages.checkpoints import copy_file
-from g4tool.stages.convert import missing_fact
+from g4tool.stages.convert import ConvertStage, missing_fact
+from g4tool.stages.neuron_bundle import NOT_COMPILED, NeuronBundleStage
 
 if TYPE_CHECKING:
+    from g4tool.backends.neuron.memory import RankMemory
     from g4tool.backends.neuron.settings import NeuronOptions
     from g4tool.checkpoint.lazy import Checkpoint
     from g4tool.parallel.plan import Plan
@@ -40,7 +43,7 @@ class NeuronStage:
     versions: Mapping[str, str] = field(default_factory=dict)
     python: Path | None = None
     name: str = "compile-neuron"
-    version: int = 1
+    version: int = 2
 
     @property
     def inputs(self) -> tuple[Stage]:
@@ -95,28 +98,19 @@ class NeuronStage:
         def planned(path: Path) -> Json:
             found = [*findings, *check_programs(plan, options, work.report)]
             refuse_errors(found)
-            write_json(path, plan_content(plan, options, found))
+            write_json(path, plan_content(plan, options, found, memory))
             return as_json(found)
 
         work.file(ASKED if self.compiles else CONFIG, lambda path: write_json(path, content))
-        work.fact("findings", work.file(PLAN, planned))
+        found = work.file(PLAN, planned)
         work.file(SCRIPT, lambda path: write_text(path, compile_script(options, INSTALL)))
         for rank in range(options.tp):
             work.file(
                 f"weights/tp{rank}_sharded_checkpoint.safetensors",
                 partial(_write_rank, checkpoint, plan, options, rank, work),
             )
-        work.fact("backend", BACKEND)
-        work.fact(
-            "memory",
-            {
-                "weights_per_rank": memory.weights,
-                "caches_per_rank": memory.caches,
-                "core": options.chip.core_memory(options.lnc),
-            },
-        )
-        work.fact("compiled", self.compiles)
-        work.fact("sdk", self._compile(work, checkpoint) if self.compiles else None)
+        sdk = self._compile(work, checkpoint) if self.compiles else None
+        record(work, options, memory, found, sdk)
 
     def _compile(self, work: Work, checkpoint: "Checkpoint") -> Json:
         """Run the SDK beside the artifact, where its cache survives a kill, then take in results.
@@ -142,6 +136,47 @@ class NeuronStage:
         return made
 
 
+def record(
+    work: Work, options: "NeuronOptions", memory: "RankMemory", findings: Json, sdk: Json = None
+) -> None:
+    """The manifest's facts; `sdk` says what compiled, None that nothing was."""
+    work.fact("findings", findings)
+    work.fact("backend", BACKEND)
+    work.fact(
+        "memory",
+        {
+            "weights_per_rank": memory.weights,
+            "caches_per_rank": memory.caches,
+            "core": options.chip.core_memory(options.lnc),
+        },
+    )
+    work.fact("compiled", sdk is not None)
+    work.fact("sdk", sdk)
+
+
+def check_early(source: Stage | Source, section: CompileNeuron) -> None:
+    """Raises what the stage would of a wish, before a checkpoint in a folder is read whole.
+
+    A folder that is no checkpoint's is left to whoever reads it.
+    """
+    from g4tool.backends.executorch.folder import is_export
+    from g4tool.backends.neuron.findings import refuse_errors
+    from g4tool.backends.neuron.model_rules import check_wish
+    from g4tool.checkpoint.config import parse_text_config
+    from g4tool.checkpoint.folder import CONFIG, read_json
+
+    if not isinstance(source, Source):
+        return
+    folder = source.path
+    if is_export(folder):
+        raise UsageError(f"{folder} is an exported program: give the checkpoint it was made from.")
+    path = folder / CONFIG
+    if not path.is_file():
+        return
+    text = parse_text_config(read_json(path), str(path))
+    refuse_errors(check_wish(text, neuron_options(section)))
+
+
 def neuron_options(section: CompileNeuron) -> "NeuronOptions":
     """The recipe's section as the backend takes it. Raises UsageError for an unknown target."""
     from g4tool.backends.neuron.settings import NeuronOptions
@@ -149,13 +184,26 @@ def neuron_options(section: CompileNeuron) -> "NeuronOptions":
 
     made = chip(section.target)
     lnc = made.lnc[0] if section.lnc is None else section.lnc
-    return NeuronOptions(section.tp, section.batch, section.seq_len, made, lnc, section.dtype)
+    return NeuronOptions(
+        tp=section.tp,
+        batch=section.batch,
+        seq_len=section.seq_len,
+        chip=made,
+        lnc=lnc,
+        dtype=section.dtype,
+        serving=section.serving,
+    )
 
 
 def neuron_stage(
-    convert: Stage, section: CompileNeuron, python: Path | None
-) -> tuple[NeuronStage, str | None]:
+    convert: ConvertStage, section: CompileNeuron, python: Path | None
+) -> tuple[NeuronStage | NeuronBundleStage, str | None]:
     """The stage for what `python` (None: none is asked) can do, and what is missing to compile."""
+    from g4tool.formats.bundle import is_bundle
+
+    source = convert.source
+    if isinstance(source, Source) and is_bundle(source.path):
+        return NeuronBundleStage(Source(source.path), section), NOT_COMPILED if python else None
     if python is None:
         return NeuronStage(convert, section), None
     from g4tool.backends.neuron.sdk import probe

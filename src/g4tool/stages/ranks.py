@@ -9,6 +9,7 @@ import torch
 from g4tool.checkpoint.inventory import text_tensors
 from g4tool.formats.load import fill
 from g4tool.formats.weights import Weights, open_weights
+from g4tool.kernels import cpu_int4
 from g4tool.model.text import TextModel
 from g4tool.parallel.cut import read_rank_part
 from g4tool.parallel.group import Group
@@ -37,7 +38,8 @@ def load_rank(
 ) -> tuple[TextModel, Path]:
     """This rank's part of the model in `folder`, joined to the others', and the tokenizer's folder.
 
-    Memory is the rank's part and one block of rows. Errors are those of loading the whole model.
+    It is to generate with: on a CPU int4 takes torch's own layout. Memory is the rank's part and
+    one block of rows. Errors are those of loading the whole model.
     """
     weights = open_weights(folder)
     try:
@@ -60,4 +62,6 @@ def load_rank(
             report(Progress("load", done, len(plan.splits), "tensors", name))
     finally:
         weights.close()
+    # Before the ranks are joined, since that hooks into the modules that there are.
+    cpu_int4.prepare(model, dtype)
     return join_ranks(model.eval(), plan, group), weights.folder

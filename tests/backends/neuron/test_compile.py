@@ -15,13 +15,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
+from g4tool.checkpoint.tiny import tiny_folder
+from g4tool.formats.weights import open_weights
+from g4tool.parallel.shards import join_shards
+from g4tool.stages.ranks import plan_of
 from tests.backends.neuron.sdk_stand_in import REAL, install, python_with
+from tests.formats.bundles import make_bundle
 
 _COMPILER = """
-import json, os, sys, time
+import json, os, signal, sys, threading, time
 from pathlib import Path
+def end_with_g4():
+    os.read(0, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
+threading.Thread(target=end_with_g4, daemon=True).start()
 given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 out = Path(given["--out"])
 asked = json.loads(Path(given["--config"]).read_text())["neuron_config"]
@@ -37,8 +47,9 @@ for done, (model, number, bucket) in enumerate(tasks, start=1):
     neff = out / "work" / model / f"_tp0_bk{number}" / "graph.neff"
     if not neff.is_file():
         neff.parent.mkdir(parents=True, exist_ok=True)
-        neff.write_text(f"not a NEFF: {model} {bucket}")
         print("compiling", model, bucket, file=sys.stderr, flush=True)
+        neff.write_text(f"not a NEFF: {model} {bucket}")
+        time.sleep(0.3)
     event = {"event": "bucket", "model": model, "bucket": bucket, "done": done, "total": len(tasks)}
     print(json.dumps(event), flush=True)
     if done == stop:
@@ -67,10 +78,13 @@ def neuron_python(tmp_path: Path) -> Path:
     return path
 
 
+_COMMAND = ["compile-neuron", "--model", "tiny-e2b", "--tp", "2", "--seq-len", "256"]
+_PARTIAL = "artifacts/compile-neuron/*.partial"
+
+
 def _g4(home: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"OMP_NUM_THREADS": "1", **more}
-    command = [sys.executable, "-m", "g4tool", "--home", str(home), "compile-neuron"]
-    command += ["--model", "tiny-e2b", "--tp", "2", "--seq-len", "256", *arguments]
+    command = [sys.executable, "-m", "g4tool", "--home", str(home), *_COMMAND, *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=250)
 
 
@@ -114,6 +128,27 @@ def test_with_an_sdk(tmp_path: Path, neuron_python: Path) -> None:
     assert "cached" in _g4(home, "--neuron-python", str(neuron_python)).stderr
 
 
+def test_killed_while_compiling(tmp_path: Path, neuron_python: Path) -> None:
+    """The next run goes on at the first program that is missing."""
+    home = tmp_path / "home"
+    command = [sys.executable, "-m", "g4tool", "--home", str(home), *_COMMAND]
+    command += ["--neuron-python", str(neuron_python)]
+    ran = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    while ran.poll() is None and not list(home.glob(f"{_PARTIAL}/compile/work/*/*/graph.neff")):
+        time.sleep(0.002)
+    ran.kill()
+    assert ran.wait() == -signal.SIGKILL
+    assert list(home.glob(f"{_PARTIAL}/compile/compile.log"))
+    assert not list(home.glob("artifacts/compile-neuron/*/manifest.json"))
+    again = _g4(home, "--neuron-python", str(neuron_python), "--json")
+    assert again.returncode == 0, again.stdout
+    facts = _facts(again)
+    assert facts["compiled"] is True
+    assert len(facts["sdk"]["neffs"]) == 4
+    # Each of four programs once, by either run.
+    assert (Path(facts["path"]) / "compile.log").read_text().count("compiling ") == 4
+
+
 def test_without_an_sdk(tmp_path: Path, undisturbed: Any) -> None:
     home = Path(undisturbed["path"]).parents[2]
     ran = _g4(home, "--output", str(tmp_path / "out"))
@@ -146,6 +181,33 @@ def test_without_an_sdk(tmp_path: Path, undisturbed: Any) -> None:
     assert [p["bucket"] for p in plan["programs"]] == [128, 256, 128, 256]
 
 
+def test_a_bundle(tmp_path: Path) -> None:
+    """Packed shards, cut between groups where plan.json says so; there is nothing to compile."""
+    bundle, out = tmp_path / "bundle", tmp_path / "out"
+    make_bundle(tiny_folder("tiny-31b"), bundle)
+    ran = _g4(
+        tmp_path / "home", "--model", str(bundle), "--tp", "16", "--json", "--output", str(out)
+    )
+    assert ran.returncode == 3
+    facts = _facts(ran)
+    assert facts["compiled"] is False
+    assert "name the checkpoint that the bundle was made from" in facts["incomplete"]
+    assert {"NXDI_QUANTIZED", "NXDI_KV_HEADS"} <= {each["code"] for each in facts["findings"]}
+    content = json.loads((out / "plan.json").read_text())
+    assert content["programs"] == []
+    notes = {name: each["note"] for name, each in content["weights"].items() if "note" in each}
+    assert any("whole on every rank" in note for note in notes.values())
+    weights = open_weights(bundle)
+    plan = plan_of(weights, 16)
+    assert notes == plan.notes()
+    files = sorted((out / "weights").iterdir())
+    assert {path.name for path in out.iterdir()} == {"manifest.json", "plan.json", "weights"}
+    for name in plan.splits:
+        for part, whole in join_shards(files, plan, name).items():
+            assert torch.equal(whole, weights.read(name, part, 0, whole.shape[0])), (name, part)
+    weights.close()
+
+
 def test_plan_only_is_done_and_never_compiled(undisturbed: Any) -> None:
     assert undisturbed["compiled"] is False
     assert undisturbed["sdk"] is None
@@ -156,8 +218,7 @@ def test_killed_while_sharding(tmp_path: Path, undisturbed: Any) -> None:
     """Killed while the first shard is written, the next run ends with the same bytes."""
     whole = Path(undisturbed["path"])
     home = tmp_path / "b"
-    command = [sys.executable, "-m", "g4tool", "--home", str(home), "compile-neuron", "--plan-only"]
-    command += ["--model", "tiny-e2b", "--tp", "2", "--seq-len", "256"]
+    command = [sys.executable, "-m", "g4tool", "--home", str(home), *_COMMAND, "--plan-only"]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     while process.poll() is None:
         if list(home.glob("artifacts/compile-neuron/*.partial/**/tp0_sharded*")):

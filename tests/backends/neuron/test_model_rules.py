@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from g4tool.backends.neuron.findings import Finding, refuse_errors
-from g4tool.backends.neuron.memory import rank_memory
-from g4tool.backends.neuron.model_rules import check_model
+from g4tool.backends.neuron.memory import RankMemory, rank_memory
+from g4tool.backends.neuron.model_rules import check_bundle, check_model
 from g4tool.backends.neuron.settings import NeuronOptions, neuron_settings
 from g4tool.backends.neuron.targets import GIB, chip
 from g4tool.errors import G4Error
 from g4tool.model.config import TextConfig
 from g4tool.model.variants import VARIANTS
-from g4tool.parallel.plan import make_plan
+from g4tool.parallel.plan import Layout, make_plan
 
 _E2B, _31B = VARIANTS["e2b"], VARIANTS["31b"]
 
@@ -65,6 +65,23 @@ def test_the_published_models_have_no_errors(variant: str, tp: int, length: int)
     findings = _check(VARIANTS[variant], _options(tp, length))
     refuse_errors(findings)
     assert {f.code for f in findings} <= {"NXDI_KV_HEADS"}
+
+
+def test_bundles() -> None:
+    """26B-A4B in groups of 32 over 4 ranks: 66 groups of the feed-forward, 22 of an expert."""
+    config, options = VARIANTS["26b-a4b"], _options(4, 1024)
+    layouts = {
+        f"layers.0.{name}.down_proj.weight": Layout("int4", 32) for name in ("mlp", "experts")
+    }
+    uneven = check_bundle(make_plan(config, 4, layouts), options, {}, RankMemory(1, 1))
+    found = {each.code: each for each in uneven}
+    assert set(found) == {"NXDI_KV_HEADS", "NXDI_QUANTIZED", "NXDI_UNEVEN"}
+    assert found["NXDI_QUANTIZED"].where == "int4"
+    assert "544 columns on 2 ranks, 512 on the others" in found["NXDI_UNEVEN"].message
+    assert all(each.level == "warning" for each in uneven)
+    even = check_bundle(make_plan(config, 2, layouts), options, {}, RankMemory(1 << 40, 1))
+    assert [each.code for each in even if each.level == "error"] == ["NCC_EOOM001"]
+    assert "NXDI_UNEVEN" not in {each.code for each in even}
 
 
 def test_errors_are_told_together() -> None:

@@ -1,5 +1,7 @@
 """neuron_config.json's names and values, buckets and compiler flags, against NxD Inference's."""
 
+from dataclasses import replace
+
 import pytest
 
 from g4tool.backends.neuron.setting_names import NAMES
@@ -40,7 +42,7 @@ def test_golden_settings() -> None:
         "attn_kernel_enabled": False,
         "sequence_parallel_enabled": False,
         "on_device_sampling_config": None,
-        "output_logits": True,
+        "output_logits": False,
         "logical_nc_config": 2,
         "target": "trn2",
         "save_sharded_checkpoint": True,
@@ -48,6 +50,19 @@ def test_golden_settings() -> None:
         "async_mode": False,
         "quantized": False,
     }
+
+
+def test_settings_for_serving() -> None:
+    """What vLLM's plugin asks for by default; one row needs no batching."""
+    plain = neuron_settings(_OPTIONS)
+    served = neuron_settings(replace(_OPTIONS, serving=True))
+    assert {name: value for name, value in served.items() if value != plain[name]} == {
+        "ctx_batch_size": 1,
+        "is_continuous_batching": True,
+        "on_device_sampling_config": {"dynamic": True, "deterministic": False},
+    }
+    alone = neuron_settings(replace(_OPTIONS, batch=1, serving=True))
+    assert alone["is_continuous_batching"] is False
 
 
 def test_every_name_is_one_that_nxd_inference_has() -> None:

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -163,6 +165,29 @@ def test_the_placeholders_of_pypi_are_told_from_the_sdk(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(IncompleteError, match=r"WRONG PACKAGE.*pip\.repos\.neuron"):
         compiler("nxdi")(CompileJob(tmp_path, {}, tmp_path / "out"), print)
+
+
+def test_it_ends_with_who_started_it(tmp_path: Path) -> None:
+    """And so do the processes that it started: here one that would leave a file after a second."""
+    late = tmp_path / "late"
+    code = (
+        f"import subprocess, sys; from {MODULE} import end_with_standard_input\n"
+        "end_with_standard_input(); print('up', flush=True)\n"
+        f"subprocess.run(['sh', '-c', 'sleep 1; touch {late}'])"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdin.close()
+        assert process.wait(timeout=30) == -signal.SIGTERM
+    time.sleep(1.2)
+    assert not late.exists()
 
 
 def test_names_of_compilers() -> None:

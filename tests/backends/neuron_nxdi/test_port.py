@@ -77,6 +77,13 @@ def test_sequences_that_join_one_at_a_time(
     assert figures["same_tokens"] == figures["tokens"] == 96
 
 
+@pytest.mark.parametrize("degree", [1, 2])
+def test_tokens_of_the_sampler(trees: list[str], reference: tuple[str, str], degree: int) -> None:
+    # NxD's sampler in the program, with the settings that the command writes for serving.
+    figures = run(trees, reference, degree, "serving")
+    assert figures["same_tokens"] == figures["tokens"] == 96
+
+
 def test_programs_for_ever_more_positions(trees: list[str], reference: tuple[str, str]) -> None:
     # Each compiled bucket reads a part of the caches; the first ones are shorter than the sequence.
     figures = run(trees, reference, 1, "buckets")

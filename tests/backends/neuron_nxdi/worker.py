@@ -3,7 +3,8 @@
 Run in a Python that has NxD Inference's dependencies, under torchrun for more than one rank:
 python -m tests.backends.neuron_nxdi.worker NXDI NXD CHECKPOINT REFERENCE DEGREE [BATCHING]
 where NXDI and NXD are source trees of neuronx-distributed-inference and neuronx-distributed, and
-BATCHING is static (as if not given), continuous or buckets.
+BATCHING is static (as if not given), continuous (prompts join one at a time), serving (the same,
+and the sampler's tokens instead of logits) or buckets.
 """
 
 import json
@@ -14,9 +15,11 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch.nn.functional import one_hot
 
 SEQUENCE = 128
 BUCKETS = (48, 64, 96, SEQUENCE)
+SERVING = ("continuous", "serving")
 
 
 def prepare(nxdi: str, nxd: str) -> None:
@@ -36,7 +39,15 @@ def prefill(model: Any, prompts: list[torch.Tensor], rows: torch.Tensor) -> torc
     mask = (columns < lengths[:, None]).long()
     positions = torch.where(mask.bool(), columns, 1)
     step = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "seq_ids": rows}
-    return model(**step).logits
+    # Of the likeliest token alone; by default NxD has these for as many rows as the cache has.
+    return scores(model, model(**step, sampling_params=torch.ones(len(prompts), 3)))
+
+
+def scores(model: Any, output: Any) -> torch.Tensor:
+    """Logits [B, 1, V]; where the sampler gave tokens, rows that are 1 there and 0 elsewhere."""
+    if output.logits is not None:
+        return output.logits
+    return one_hot(output.hidden_states.view(-1, 1).long(), model.config.vocab_size)
 
 
 @torch.inference_mode()
@@ -63,7 +74,7 @@ def generate(
         at = lengths[:, None] + step
         prior = (torch.arange(int(at.max())) < at).long()
         chosen = steps[-1].argmax(-1, keepdim=True)
-        logits = model(input_ids=chosen, attention_mask=prior, position_ids=at).logits
+        logits = scores(model, model(input_ids=chosen, attention_mask=prior, position_ids=at))
     return torch.stack(steps, dim=1)
 
 
@@ -107,39 +118,40 @@ def main(
         Gemma4NeuronConfig,
         NeuronGemma4ForCausalLM,
     )
+    from g4tool.backends.neuron.settings import NeuronOptions, neuron_settings
+    from g4tool.backends.neuron.targets import chip
 
     expected = load_file(reference)
     rows = ["0"] if batching == "buckets" else ["0", "1"]
-    continuous = batching == "continuous"
     prompts = [expected[f"{row}.prompt"] for row in rows]
-    settings = Gemma4NeuronConfig(
-        tp_degree=int(degree),
-        batch_size=len(rows),
-        ctx_batch_size=1 if continuous else len(rows),
-        is_continuous_batching=continuous,
-        seq_len=SEQUENCE,
-        max_context_length=SEQUENCE,
-        torch_dtype="float32",
-        on_cpu=True,
+    # As the command writes them, but for what a CPU cannot do, and logits instead of tokens.
+    options = NeuronOptions(
+        int(degree), len(rows), SEQUENCE, chip("trn1"), 1, "float32", serving=batching in SERVING
     )
+    changes: dict[str, Any] = {"on_cpu": True}
+    if batching != "serving":
+        changes["on_device_sampling_config"] = None
+    settings = Gemma4NeuronConfig(**{**neuron_settings(options), **changes})
     model = NeuronGemma4ForCausalLM(folder, Gemma4InferenceConfig.from_checkpoint(folder, settings))
     model.to_cpu()
     if batching == "buckets":
         network = model.models[0].model
         logits = generate_in_buckets(network, prompts[0], expected["0.tokens"])
     else:
-        logits = generate(model, prompts, len(expected["0.tokens"]), continuous)
+        logits = generate(model, prompts, len(expected["0.tokens"]), batching in SERVING)
     wanted = torch.stack([expected[f"{row}.logits"] for row in rows])
     tokens = torch.stack([expected[f"{row}.tokens"] for row in rows])
     if torch.distributed.get_rank() == 0:
-        difference = (logits - wanted).abs()
-        figures = {
-            "prefill": difference[:, 0].max().item(),
-            "decode": difference[:, 1:].max().item(),
-            "same_tokens": int((logits.argmax(-1) == tokens).sum()),
-            "tokens": tokens.numel(),
-        }
+        same = int((logits.argmax(-1) == tokens).sum())
+        figures: dict[str, float] = {"same_tokens": same, "tokens": tokens.numel()}
+        if batching != "serving":
+            difference = (logits - wanted).abs()
+            figures["prefill"] = difference[:, 0].max().item()
+            figures["decode"] = difference[:, 1:].max().item()
         print(json.dumps(figures), flush=True)
+    # No rank may leave while another still reads from it.
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

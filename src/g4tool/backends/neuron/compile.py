@@ -6,6 +6,7 @@ program, so that the next run goes on at the first unfinished bucket.
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,12 +39,19 @@ def compile_in(
     link.unlink(missing_ok=True)
     link.symlink_to(weights)
     command = [str(python), "-m", _MODULE, "--model", str(model.resolve())]
-    command += ["--config", str(config), "--out", str(scratch)]
+    command += ["--config", str(config), "--out", str(scratch), "--watched"]
     log = scratch / _LOG
     with (
         log.open("a") as errors,
         subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=_environment()
+            command,
+            # Closed when this process ends, however it ends, which stops the compilers too.
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=_environment(),
+            start_new_session=True,
         ) as process,
     ):
         try:
@@ -60,7 +68,7 @@ def compile_in(
                     note = f"{event['model']} {event['bucket']}"
                     report(Progress("compile", event["done"], event["total"], "programs", note))
         except BaseException:
-            process.terminate()
+            os.killpg(process.pid, signal.SIGTERM)
             raise
         code = process.wait()
     if code or last.get("event") != "done" or not (scratch / "model.pt").is_file():

@@ -10,6 +10,7 @@ was stopped goes on where it was. Needs torch, safetensors and the SDK, and no o
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -86,7 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m g4tool.backends.neuron.compile_nxdi")
     for flag in ("--model", "--config", "--out"):
         parser.add_argument(flag, type=Path, required=True)
+    parser.add_argument("--watched", action="store_true", help="end when standard input closes")
     given = parser.parse_args(arguments)
+    if given.watched:
+        end_with_standard_input()
     with _events() as report:
         try:
             job = CompileJob(given.model, settings_of(given.config), given.out)
@@ -99,6 +103,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             report({"event": "error", "message": f"{type(error).__name__}: {error}"})
             raise
     return 0
+
+
+def end_with_standard_input() -> None:
+    """End this process and all that it started, its process group, once standard input closes.
+
+    Whoever started it may be killed, and compilers that go on alone would be in the next run's way.
+    """
+
+    def wait() -> None:
+        os.read(0, 1)
+        os.killpg(0, signal.SIGTERM)
+
+    Thread(target=wait, daemon=True).start()
 
 
 @contextmanager

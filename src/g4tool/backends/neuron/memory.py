@@ -27,8 +27,13 @@ def rank_memory(plan: Plan, batch: int, length: int, dtype: str) -> RankMemory:
     """What the first rank needs; in an even plan all ranks need the same."""
     size = _BYTES[dtype]
     weights = sum(math.prod(split.rank_shape(0)) * size for split in plan.splits.values())
+    return RankMemory(weights, rank_caches(plan, batch, length, dtype))
+
+
+def rank_caches(plan: Plan, batch: int, length: int, dtype: str) -> int:
+    """Bytes of all caches of a rank."""
     shapes = cache_shapes(plan.config, plan.degree, batch, length)
-    return RankMemory(weights, sum(cache_bytes(shapes, dtype).values()))
+    return sum(cache_bytes(shapes, dtype).values())
 
 
 def cache_bytes(shapes: Mapping[int, tuple[int, ...]], dtype: str) -> dict[int, int]:

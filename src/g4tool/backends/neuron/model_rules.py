@@ -4,13 +4,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from g4tool.backends.neuron.findings import Finding
-from g4tool.backends.neuron.memory import rank_memory
+from g4tool.backends.neuron.memory import RankMemory, rank_memory
 from g4tool.backends.neuron.nxdi_layout import check_degree
 from g4tool.backends.neuron.setting_names import NAMES
 from g4tool.backends.neuron.settings import NeuronOptions
 from g4tool.backends.neuron.targets import GIB, smallest_instance
 from g4tool.errors import G4Error
+from g4tool.model.config import TextConfig
 from g4tool.parallel.plan import Plan
+from g4tool.parallel.plan import check_degree as divides
 
 # NxD Inference's attention kernels take heads up to this size.
 _KERNEL_HEAD = 128
@@ -26,18 +28,63 @@ def check_model(
     raw_config: Mapping[str, Any],
 ) -> list[Finding]:
     """What compiler and NxD Inference would say of this model with these settings."""
+    memory = rank_memory(plan, options.batch, options.seq_len, options.dtype)
     return [
-        *_lnc(options),
-        *_instance(options),
+        *_in_common(plan, options, raw_config, memory),
         *_degree(plan),
-        *_kv_heads(plan),
         *_kernels(plan, settings),
-        *_length(plan, options),
-        *_window(plan, options),
-        *_towers(raw_config),
         *_names(settings),
-        *_memory(plan, options),
     ]
+
+
+def check_bundle(
+    plan: Plan, options: NeuronOptions, raw_config: Mapping[str, Any], memory: RankMemory
+) -> list[Finding]:
+    """The same of a quantized model, which is divided but cannot be compiled."""
+    return [*_in_common(plan, options, raw_config, memory), *_quantized(plan), *_ranks_differ(plan)]
+
+
+def check_wish(text: TextConfig, options: NeuronOptions) -> list[Finding]:
+    """What needs neither weights nor settings: the ranks, the chip, the length.
+
+    Raises UsageError for a degree that does not divide the query heads.
+    """
+    divides(text, options.tp)
+    return [*_lnc(options), *_instance(options), *_length(text, options)]
+
+
+def _in_common(
+    plan: Plan, options: NeuronOptions, raw_config: Mapping[str, Any], memory: RankMemory
+) -> Iterator[Finding]:
+    yield from _lnc(options)
+    yield from _instance(options)
+    yield from _kv_heads(plan)
+    yield from _length(plan.config, options)
+    yield from _window(plan, options)
+    yield from _towers(raw_config)
+    yield from _memory(memory, options)
+
+
+def _quantized(plan: Plan) -> Iterator[Finding]:
+    kinds = sorted({x.kind for x in plan.layouts.values() if x.kind != "plain"})
+    yield Finding(
+        "NXDI_QUANTIZED",
+        "warning",
+        " and ".join(kinds),
+        "NxD Inference has no such weights, so no program can use these shards; compile the "
+        "checkpoint that the bundle was made from.",
+    )
+
+
+def _ranks_differ(plan: Plan) -> Iterator[Finding]:
+    if not plan.even():
+        name, note = next(iter(plan.notes().items()))
+        yield Finding(
+            "NXDI_UNEVEN",
+            "warning",
+            f"tp {plan.degree}",
+            f"ranks differ in shape, and one program serves all ranks ({name}: {note}).",
+        )
 
 
 def _lnc(options: NeuronOptions) -> Iterator[Finding]:
@@ -102,8 +149,8 @@ def _kernels(plan: Plan, settings: Mapping[str, Any]) -> Iterator[Finding]:
             )
 
 
-def _length(plan: Plan, options: NeuronOptions) -> Iterator[Finding]:
-    most = plan.config.max_position_embeddings
+def _length(text: TextConfig, options: NeuronOptions) -> Iterator[Finding]:
+    most = text.max_position_embeddings
     if options.seq_len > most:
         yield Finding(
             "NXDI_LENGTH",
@@ -147,10 +194,10 @@ def _names(settings: Mapping[str, Any]) -> Iterator[Finding]:
             )
 
 
-def _memory(plan: Plan, options: NeuronOptions) -> Iterator[Finding]:
+def _memory(memory: RankMemory, options: NeuronOptions) -> Iterator[Finding]:
     if options.lnc not in options.chip.lnc:
         return
-    need = rank_memory(plan, options.batch, options.seq_len, options.dtype).total
+    need = memory.total
     have = options.chip.core_memory(options.lnc)
     where = f"{need / GIB:.1f} GiB of {have / GIB:.1f} GiB a core"
     if need > have:

@@ -132,7 +132,8 @@ class NeuronTextModel(NeuronBaseModel):
             NeuronDecoderLayer(config, text, layer) for layer in text.layers
         )
         self.norm = RMSNorm(dim, eps)
-        gather = not self.on_device_sampling
+        # On devices NxD's sampler searches all ranks' parts; on a CPU, what it is given.
+        gather = not self.on_device_sampling or config.neuron_config.on_cpu
         if text.tie_word_embeddings:
             self.lm_head = TiedHead(self.embed_tokens, text.softcap, gather)
         else:

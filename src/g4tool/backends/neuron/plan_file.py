@@ -4,20 +4,28 @@ from collections.abc import Sequence
 from typing import Any
 
 from g4tool.backends.neuron.findings import Finding, as_json
-from g4tool.backends.neuron.memory import cache_bytes, rank_memory
+from g4tool.backends.neuron.memory import RankMemory, cache_bytes
 from g4tool.backends.neuron.nxdi_layout import cache_shapes, neuron_name
 from g4tool.backends.neuron.settings import NeuronOptions, buckets, compiler_flags
 from g4tool.backends.neuron.targets import smallest_instance
-from g4tool.parallel.plan import Plan
+from g4tool.parallel.plan import Layout, Plan
 
 PARTS = ("context_encoding_model", "token_generation_model")
 """NxD Inference's names for the programs of prompts and of one token."""
 
 
-def plan_content(plan: Plan, options: NeuronOptions, findings: Sequence[Finding]) -> dict[str, Any]:
-    """plan.json's content: JSON values only. Sizes in bytes, lengths in tokens."""
+def plan_content(
+    plan: Plan,
+    options: NeuronOptions,
+    findings: Sequence[Finding],
+    memory: RankMemory,
+    programs: Sequence[str] = PARTS,
+) -> dict[str, Any]:
+    """plan.json's content: JSON values only. Sizes in bytes, lengths in tokens.
+
+    `memory` is that of the rank that needs the most.
+    """
     shapes = cache_shapes(plan.config, plan.degree, options.batch, options.seq_len)
-    need = rank_memory(plan, options.batch, options.seq_len, options.dtype)
     lengths = buckets(options.seq_len)
     each_cache = cache_bytes(shapes, options.dtype)
     return {
@@ -37,12 +45,12 @@ def plan_content(plan: Plan, options: NeuronOptions, findings: Sequence[Finding]
                 "new_tokens": length if part == PARTS[0] else 1,
                 "compiler_flags": compiler_flags(options, part),
             }
-            for part in PARTS
+            for part in programs
             for length in lengths
         ],
         "memory": {
-            "weights_per_rank": need.weights,
-            "caches_per_rank": need.caches,
+            "weights_per_rank": memory.weights,
+            "caches_per_rank": memory.caches,
             "core": options.chip.core_memory(options.lnc),
         },
         "caches": {
@@ -51,7 +59,7 @@ def plan_content(plan: Plan, options: NeuronOptions, findings: Sequence[Finding]
         },
         "weights": {
             name: {
-                "parameter": neuron_name(name),
+                **_stored(name, plan.layouts.get(name, Layout())),
                 "split": split.kind,
                 "axis": split.axis,
                 "shape": list(split.shape),
@@ -64,3 +72,10 @@ def plan_content(plan: Plan, options: NeuronOptions, findings: Sequence[Finding]
         },
         "findings": as_json(findings),
     }
+
+
+def _stored(name: str, layout: Layout) -> dict[str, Any]:
+    """The port's parameter, or how a weight that the port cannot take is stored."""
+    if layout.kind == "plain":
+        return {"parameter": neuron_name(name)}
+    return {"stored": layout.kind, "group_size": layout.group}

@@ -14,12 +14,18 @@ from g4tool.backends.neuron.targets import Chip
 
 SMALLEST_BUCKET = 128
 _LONG_CONTEXT = 32 * 1024
+# As the plugin's own default: each request brings its top-k, top-p and temperature.
+_SAMPLING = {"dynamic": True, "deterministic": False}
 _LONG_FLAGS = ("--internal-disable-fma-on-ios", "--disable-mixed-precision-accumulation")
 
 
 @dataclass(frozen=True)
 class NeuronOptions:
-    """What to compile: `tp` ranks, `batch` rows of `seq_len` tokens in all, `lnc` cores a rank."""
+    """What to compile: `tp` ranks, `batch` rows of `seq_len` tokens in all, `lnc` cores a rank.
+
+    `serving`: as vLLM's plugin runs it: prompts join one at a time, and tokens are chosen on the
+    device.
+    """
 
     tp: int
     batch: int
@@ -27,6 +33,7 @@ class NeuronOptions:
     chip: Chip
     lnc: int
     dtype: str = "bfloat16"
+    serving: bool = False
 
 
 def buckets(longest: int) -> list[int]:
@@ -47,10 +54,10 @@ def neuron_settings(options: NeuronOptions) -> dict[str, Any]:
         "start_rank_id": 0,
         "local_ranks_size": options.tp,
         "batch_size": options.batch,
-        "ctx_batch_size": options.batch,
+        "ctx_batch_size": 1 if options.serving else options.batch,
         "tkg_batch_size": options.batch,
         "max_batch_size": options.batch,
-        "is_continuous_batching": False,
+        "is_continuous_batching": options.serving and options.batch > 1,
         "seq_len": options.seq_len,
         "max_length": options.seq_len,
         "max_context_length": options.seq_len,
@@ -64,8 +71,9 @@ def neuron_settings(options: NeuronOptions) -> dict[str, Any]:
         # NxD's attention kernels take head sizes up to 128; Gemma 4 has 256 and 512.
         "attn_kernel_enabled": False,
         "sequence_parallel_enabled": False,
-        "on_device_sampling_config": None,
-        "output_logits": True,
+        "on_device_sampling_config": _SAMPLING if options.serving else None,
+        # Without sampling logits are the result; this would add another copy of all ranks' logits.
+        "output_logits": False,
         "logical_nc_config": options.lnc,
         "target": options.chip.name,
         "save_sharded_checkpoint": True,
