@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,23 +51,43 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a plain checkpoint. Raises G4Error when the weights are quantized."""
+    """config.json of a plain checkpoint. Raises G4Error when it says that they are quantized.
+
+    A `quantization_config` without a method says how the weights were trained, and they are plain.
+    """
     if not folder.is_dir():
         raise G4Error(f"{folder} is not a folder.")
     path = folder / CONFIG
     if not os.path.lexists(path):
+        if found := sorted(folder.glob("*.gguf")):
+            raise G4Error(f"{folder} has a GGUF file and no {CONFIG}; give {found[0]} itself.")
         raise G4Error(f"{path} does not exist; a checkpoint's folder has one.")
     raw = read_json(path)
+    section = quantization_section(raw)
+    method = section.get("quant_method")
+    if method is not None or section.get("format") == "g4":
+        form = "a bundle of g4" if method is None else f"quant_method {method!r}"
+        raise G4Error(quantized_already(path, form))
+    return raw
+
+
+def quantization_section(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The `quantization_config` of a config.json's content; empty where there is none."""
     text = raw.get("text_config")
     for table in (raw, text if isinstance(text, dict) else {}):
-        quantization = table.get("quantization_config")
-        if quantization:
-            method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-            raise G4Error(
-                f"{path}: the weights are quantized already (quant_method {method!r}); "
-                f"this is not a plain checkpoint, so take the model it was made from."
-            )
-    return raw
+        section = table.get("quantization_config")
+        if isinstance(section, dict) and section:
+            return section
+    return {}
+
+
+def quantized_already(path: Path, form: str) -> str:
+    """The sentence for quantized weights where plain ones are asked for."""
+    return (
+        f"{path}: the weights are quantized already ({form}); this is not a plain checkpoint: "
+        f"`g4 run` and `g4 export-cpu --prequantized` take it if g4 reads that form, and to "
+        f"quantize anew take the model it was made from."
+    )
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -76,6 +97,11 @@ def weight_files(folder: Path) -> list[Path]:
     disk.
     """
     return sorted(p for p in folder.glob("*.safetensors") if not p.name.startswith("."))
+
+
+def has_pickles(folder: Path) -> bool:
+    """Whether pickled weights lie in a folder."""
+    return any(path.suffix in _PICKLES for path in _visible(folder))
 
 
 def open_files(folder: Path) -> dict[str, SafetensorsFile]:
@@ -90,7 +116,7 @@ def open_files(folder: Path) -> dict[str, SafetensorsFile]:
         return {SINGLE: SafetensorsFile(single)}
     if weight_files(folder):
         raise G4Error(f"{index} does not exist, nor {SINGLE}; the download is not complete.")
-    if any(path.suffix in _PICKLES for path in _visible(folder)):
+    if has_pickles(folder):
         raise G4Error(
             f"{folder} has its weights in pickle files only, which g4 never loads because "
             f"loading one runs code; take the safetensors version."

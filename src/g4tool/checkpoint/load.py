@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from g4tool.checkpoint.lazy import Checkpoint
+from g4tool.checkpoint.tensorfile import row_blocks
 from g4tool.checkpoint.upload import reader
 from g4tool.errors import G4Error
 from g4tool.model.text import TextModel
@@ -34,7 +35,7 @@ def load_text_model(
                 value = read(checkpoint.open_files[places[0][0]], places[0][1], False)
                 value = value.view(checkpoint.info(name).shape)
             else:
-                value = checkpoint.read(name).to(device=device, dtype=dtype)
+                value = _converted(checkpoint, name, dtype, device)
             _assign(model, name, value)
             done += checkpoint.info(name).nbytes
             report(Progress("load", done, total, "bytes", name))
@@ -42,6 +43,17 @@ def load_text_model(
         if tensor.is_meta:
             raise G4Error(f"{checkpoint.folder}: nothing fills the model's {name}.")
     return model.eval()
+
+
+def _converted(
+    checkpoint: Checkpoint, name: str, dtype: torch.dtype, device: torch.device | str
+) -> torch.Tensor:
+    """By rows: a table that is dequantized as it is read would need twice its size or more."""
+    info = checkpoint.info(name)
+    value = torch.empty(info.shape, dtype=dtype, device=device)
+    for start, stop in row_blocks(info.rows, info.row_nbytes):
+        value[start:stop] = checkpoint.read(name, start, stop)
+    return value
 
 
 def _assign(model: nn.Module, name: str, value: torch.Tensor) -> None:

@@ -72,7 +72,7 @@ def map_names(keys: Collection[str], config: TextConfig, prefix: str) -> NameMap
         pieces[name] = found
         for key in found:
             del left[key]
-    extras = [key for key in left if _is_extra(key)]
+    extras = [key for key in left if is_extra(key)]
     reasons = ((key, _drop_reason(key, config, prefix)) for key in left)
     dropped = {key: reason for key, reason in reasons if reason is not None}
     known = {*extras, *dropped}
@@ -106,7 +106,8 @@ def _single_expert_keys(
     return None
 
 
-def _is_extra(key: str) -> bool:
+def is_extra(key: str) -> bool:
+    """Whether a key is a tower's: of what sees or hears, not of the text model."""
     return key.removeprefix("model.").split(".", 1)[0] in _TOWERS
 
 

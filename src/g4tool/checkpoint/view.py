@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from g4tool.checkpoint.folder import CONFIG, read_json, weight_files
+from g4tool.checkpoint.gguf import SUFFIX, GgufFile
 from g4tool.checkpoint.lazy import Checkpoint
 from g4tool.checkpoint.settings import shown
 from g4tool.checkpoint.tensorfile import SafetensorsFile
@@ -51,7 +52,9 @@ def open_view(folder: Path) -> Checkpoint:
     if not (known and isinstance(recorded, dict) and isinstance(config, dict)):
         raise G4Error(f"{folder / VIEW} is not a view this g4 reads; convert the model again.")
     source = source_folder(folder)
-    files = {name: _open(source / name, facts, folder) for name, facts in recorded.items()}
+    files = {
+        name: _open(_place(folder, source, name), facts, folder) for name, facts in recorded.items()
+    }
     checkpoint = Checkpoint(source, config, files)
     if view_content(checkpoint) != content:
         raise G4Error(f"{source} holds other tensors than the view {folder}; convert it again.")
@@ -76,9 +79,33 @@ def source_folder(folder: Path) -> Path:
     if not where.exists():
         return folder
     config = read_json(where).get(CONFIG)
+    if config is None and (folder / CONFIG).is_file():
+        # A GGUF file's view has small files of its own: there are none beside the file.
+        return folder
     if not isinstance(config, str):
         raise G4Error(f"{where} says {shown(config)} of {CONFIG}, not a path; convert it again.")
     return Path(config).parent
+
+
+def gguf_source(folder: Path) -> Path | None:
+    """The GGUF file that the view in `folder` is of; None where it is of a folder."""
+    where = folder / WHERE
+    names = [name for name in (read_json(where) if where.exists() else {}) if _is_gguf(name)]
+    return _place(folder, folder, names[0]) if names else None
+
+
+def _is_gguf(name: str) -> bool:
+    return name.endswith(SUFFIX)
+
+
+def _place(folder: Path, source: Path, name: str) -> Path:
+    """Where the file `name` of the view in `folder` lies."""
+    if not _is_gguf(name):
+        return source / name
+    path = read_json(folder / WHERE).get(name)
+    if not isinstance(path, str):
+        raise G4Error(f"{folder / WHERE} says {shown(path)} of {name}, not a path.")
+    return Path(path)
 
 
 def _open(path: Path, recorded: Mapping[str, Any], view: Path) -> SafetensorsFile:
@@ -91,7 +118,7 @@ def _open(path: Path, recorded: Mapping[str, Any], view: Path) -> SafetensorsFil
             f"{path} has {size} bytes, but had {recorded['size']} when the view {view} was made; "
             f"convert it again."
         )
-    file = SafetensorsFile(path)
+    file = GgufFile(path) if _is_gguf(path.name) else SafetensorsFile(path)
     if file.header_sha256 != recorded["header_sha256"]:
         file.close()
         raise G4Error(

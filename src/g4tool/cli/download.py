@@ -35,11 +35,17 @@ def download(
     """Ensure the download stage and say where its files are."""
     from g4tool.pipeline.artifact import Source
     from g4tool.pipeline.source import resolve
-    from g4tool.stages.checkpoints import TINY_MODELS, checkpoint_folder, checkpoint_stage
+    from g4tool.stages.checkpoints import (
+        TINY_MODELS,
+        DownloadStage,
+        checkpoint_folder,
+        checkpoint_stage,
+    )
 
     stage = checkpoint_stage(model, revision)
-    if isinstance(stage, Source) and model not in TINY_MODELS:
-        raise UsageError(f"{model} is a folder on this machine: there is nothing to download.")
+    if not isinstance(stage, DownloadStage) and model not in TINY_MODELS:
+        kind = "folder" if isinstance(stage, Source) else "file"
+        raise UsageError(f"{model} is a {kind} on this machine: there is nothing to download.")
     check_output(env, stage, output)
     if isinstance(stage, Source):
         artifact = resolve(stage, env.store.hashes)

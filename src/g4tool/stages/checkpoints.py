@@ -1,4 +1,4 @@
-"""Where a checkpoint comes from: a folder, the Hub, or one of the tiny models that ship with g4."""
+"""Where a checkpoint comes from: a folder, a GGUF file, the Hub, or a tiny model of g4's own."""
 
 import difflib
 import re
@@ -13,8 +13,10 @@ from g4tool.pipeline.fingerprint import Json
 from g4tool.pipeline.home import user_path
 from g4tool.pipeline.stage import Stage
 from g4tool.pipeline.work import Work
+from g4tool.stages.gguf import FromGgufStage
 
 TINY_MODELS = ("tiny-31b", "tiny-e2b", "tiny-26b-a4b")
+_GGUF = ".gguf"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -53,7 +55,7 @@ class DownloadStage:
 def checkpoint_stage(model: str, revision: str = "main") -> Stage | Source:
     """What gives the checkpoint that MODEL names.
 
-    Raises UsageError when MODEL is neither a folder, a tiny model nor a Hub id.
+    Raises UsageError when MODEL is neither a folder, a GGUF file, a tiny model nor a Hub id.
     """
     if model in TINY_MODELS:
         from g4tool.checkpoint.tiny import tiny_folder
@@ -61,10 +63,16 @@ def checkpoint_stage(model: str, revision: str = "main") -> Stage | Source:
         return Source(tiny_folder(model))
     path = user_path(Path(model))
     if path.is_dir():
-        return folder_source(path)
+        given = gguf_of(path)
+        return folder_source(path) if given is None else FromGgufStage(Source(given))
+    if path.suffix == _GGUF:
+        if not path.is_file():
+            raise UsageError(f"{model} does not exist.")
+        return FromGgufStage(Source(path))
     if path.is_file():
-        kind = "GGUF files cannot be read yet" if path.suffix == ".gguf" else "this is a file"
-        raise UsageError(f"{model}: {kind}; give the folder of a safetensors checkpoint.")
+        raise UsageError(
+            f"{model}: this is a file; give a .gguf file or the folder of a safetensors checkpoint."
+        )
     if _HUB_ID.fullmatch(model) and not model.startswith((".", "~")):
         from g4tool.hub.download import resolve
 
@@ -89,6 +97,13 @@ def folder_source(folder: Path) -> Source:
         if path.is_file() and not path.name.startswith(".")
     ]
     return Source(folder, tuple(sorted({*side_files(folder), *shards})))
+
+
+def gguf_of(folder: Path) -> Path | None:
+    """The GGUF file whose view lies in `folder`; None for any other folder."""
+    from g4tool.checkpoint.view import VIEW, gguf_source
+
+    return gguf_source(folder) if (folder / VIEW).is_file() else None
 
 
 def checkpoint_folder(artifact: Artifact) -> Path:

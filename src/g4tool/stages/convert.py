@@ -60,9 +60,15 @@ class ConvertStage:
             self._materialize(work, checkpoint)
         else:
             work.file(VIEW, lambda path: write_json(path, view_content(checkpoint)))
-            names = [path.name for path in checkpoint.files]
-            for name in (*names, *side_files(checkpoint.folder)):
-                work.refer(name, checkpoint.folder / name)
+            for path in checkpoint.files:
+                work.refer(path.name, path)
+            for name in side_files(checkpoint.folder):
+                path = checkpoint.folder / name
+                if given.stage != "source" and name in given.files:
+                    # Another artifact's own file, which may be pruned before this one.
+                    work.file(name, partial(copy_file, path))
+                else:
+                    work.refer(name, path)
         infos = [checkpoint.info(name) for name in (*checkpoint.names, *checkpoint.extras)]
         work.fact("source", origin(given))
         work.fact("tensors", len(infos))
@@ -112,4 +118,7 @@ def origin(artifact: Artifact) -> dict[str, Json]:
     """What the lineage says of a checkpoint: repository and commit, tiny model, or file hashes."""
     if artifact.stage == "source":
         return {"files": artifact.manifest["files"]}
+    if artifact.stage == "from-gguf":
+        # The file itself; the small ones were made of it.
+        return {"files": artifact.manifest["external"]}
     return {"stage": artifact.stage, **artifact.manifest["parameters"]}
