@@ -91,10 +91,10 @@ def evaluate(
 
 def _origin(env: Env, bundle: Path) -> tuple[str, Path | None, str | None]:
     """Name and folder of the checkpoint a bundle was made from, or a note why it is not at hand."""
-    from g4tool.formats.bundle import read_bundle
+    from g4tool.formats.bundle import lineage_of
     from g4tool.stages.checkpoints import DownloadStage, checkpoint_folder, tiny_model_of
 
-    source = read_bundle(bundle).get("source", {})
+    source = lineage_of(bundle).get("source", {})
     if tiny := tiny_model_of(source.get("files", {})):
         return tiny, find_model(env, tiny, "main"), None
     if source.get("stage") == "download":

@@ -1,7 +1,9 @@
-"""A bundle: a checkpoint's folder whose weights are quantized, and g4.json that says how.
+"""What quantized weights a folder holds: a bundle of g4, or a checkpoint by another maker.
 
-The header of a quantized file does not tell which of two meanings its int4 codes have (see
-g4tool.kernels.int4), so a folder without g4.json is somebody else's and not read.
+A bundle is a checkpoint's folder whose weights are quantized, and g4.json that says how. The
+header of a quantized file does not tell which of two meanings its int4 codes have (see
+g4tool.formats.read_torchao); g4.json does, or failing that config.json, or the names ExecuTorch
+gives.
 
 Bundles of models of one size have shards of the same names, tensors and shapes. So that one that
 strayed into another's folder is noticed, g4.json and the header of every shard carry the same
@@ -12,9 +14,15 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from g4tool.checkpoint.folder import read_json, weight_files
+from g4tool.checkpoint.folder import (
+    CONFIG,
+    has_pickles,
+    quantization_section,
+    read_json,
+    weight_files,
+)
 from g4tool.checkpoint.tensorfile import SafetensorsFile
 from g4tool.errors import G4Error
 
@@ -34,14 +42,45 @@ CONVENTION: dict[str, Any] = {
     "int8": {"codes": "signed", "value": "code * scale"},
 }
 
+Layout = Literal["g4", "executorch", "torchao", "compressed-tensors"]
+"""How quantized weights lie: in torchao's tensors as g4's g4.json says, as ExecuTorch's example
+writes them, as torchao's own kernels read them; or compressed-tensors, by whomever."""
 
-def is_bundle(folder: Path | str) -> bool:
-    """Whether the folder holds quantized weights: a bundle, or torchao's files by another maker.
 
-    Raises G4Error where there is no g4.json and a safetensors file is broken.
+def layout_of(folder: Path | str) -> Layout | None:
+    """How the folder's quantized weights lie; None where they are plain, or g4 knows no such form.
+
+    Raises G4Error for a config.json that is not JSON, and a file whose header is broken.
     """
     folder = Path(folder)
-    return (folder / BUNDLE).is_file() or any(_is_quantized(path) for path in weight_files(folder))
+    files = weight_files(folder)
+    # An exported program keeps its model's config.json too. Pickles are refused when opened.
+    if not files and not (folder.is_dir() and has_pickles(folder)):
+        return None
+    raw = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    method = quantization_section(raw).get("quant_method")
+    if method == "compressed-tensors":
+        return "compressed-tensors"
+    if (folder / BUNDLE).is_file():
+        return "g4"
+    if method == "torchao":
+        return "torchao"
+    if method is not None:
+        return None
+    for path in files:
+        with SafetensorsFile(path) as file:
+            if any(name.endswith("_packed") for name in file.tensors):
+                return "compressed-tensors"
+            if "tensor_names" in file.metadata:
+                # Only ExecuTorch's example drops the prefix; any other file is of unknown meaning.
+                bare = any(name.startswith("embed_tokens.") for name in file.tensors)
+                return "executorch" if bare else "g4"
+    return None
+
+
+def is_bundle(folder: Path | str) -> bool:
+    """Whether the folder holds quantized weights in a form that g4 reads."""
+    return layout_of(folder) is not None
 
 
 def fingerprint(source: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
@@ -82,6 +121,6 @@ def read_bundle(folder: Path) -> dict[str, Any]:
     return facts
 
 
-def _is_quantized(path: Path) -> bool:
-    with SafetensorsFile(path) as file:
-        return "tensor_names" in file.metadata
+def lineage_of(folder: Path) -> dict[str, Any]:
+    """g4.json of a bundle; empty where another maker's weights have none."""
+    return read_bundle(folder) if (folder / BUNDLE).is_file() else {}

@@ -62,11 +62,14 @@ def load_subject(
 
 
 def account_note(subject: Loaded) -> str | None:
-    """What a bundle holds in 16 bit that its own recipe does not exempt; None if nothing."""
-    from g4tool.evaluate.parity import quantized_check
-    from g4tool.formats.bundle import read_bundle
+    """What a bundle holds in 16 bit that its own recipe does not exempt; None if nothing.
 
-    recipe = read_bundle(subject.folder).get("recipe", {})
+    Another maker's weights have no recipe that is known.
+    """
+    from g4tool.evaluate.parity import quantized_check
+    from g4tool.formats.bundle import lineage_of
+
+    recipe = lineage_of(subject.folder).get("recipe", {})
     exempt = [rule["match"] for rule in recipe.get("rules", []) if rule["scheme"] == "keep"]
     if "keep" in (recipe.get("scheme"), recipe.get("head")):
         exempt.append("." if recipe["scheme"] == "keep" else r"^lm_head\.")
