@@ -75,7 +75,7 @@ def quantizing(checkpoint: Checkpoint, folder: Path, device: str, at_once: int) 
         return account.to_json(driver.quantize_unit(checkpoint, unit, path, device))
 
     began = time.perf_counter()
-    work.each({u.file: partial(shard, u) for u in units}, at_once)
+    work.together([partial(work.file, u.file, partial(shard, u)) for u in units], at_once)
     seconds = time.perf_counter() - began
     weights = sum(checkpoint.info(name).nbytes // 2 for name in checkpoint.names)
     print(

@@ -163,7 +163,41 @@ def test_an_exported_program_goes_into_a_folder(g4: G4, hub: Hub, tmp_path: Path
     assert "export-cpu: the recipe has no such section" in ran.err
     ran = g4("upload", REPO, "compressed-tensors", "--recipe", "tiny-31b")
     assert ran.code == 2
-    assert "the bundle has no layout compressed-tensors: it has torchao" in ran.err
+    assert "the bundle has no layout compressed-tensors, only torchao: add it to" in ran.err
+    ran = g4("upload", REPO, "--layout", "compressed-tensors", "--recipe", "tiny-31b")
+    assert ran.code == 2
+    assert "upload publishes compressed-tensors, which quantize.formats does not have" in ran.err
+
+
+FORMATS = ("--set", "quantize.formats=[torchao, executorch, compressed-tensors]")
+
+
+def test_every_layout_in_its_folder(g4: G4, hub: Hub) -> None:
+    _upload(g4, "compressed-tensors", "executorch", *FORMATS)
+    files = hub.repos[REPO].files
+    for folder in ("", "compressed-tensors/"):
+        index = json.loads(files[f"{folder}model.safetensors.index.json"])
+        assert {f"{folder}{name}" for name in index["weight_map"].values()} <= set(files)
+    for folder in ("", "compressed-tensors/", "executorch/"):
+        for name in ("config.json", "g4.json", "tokenizer.json", "chat_template.jinja"):
+            assert f"{folder}{name}" in files
+    assert len([name for name in files if name.startswith("executorch/model")]) == 1
+    text = files["README.md"].decode()
+    assert "vllm serve ./compressed-tensors" in text
+    assert "--prequantized executorch" in text
+
+
+def test_another_layout_at_the_root(g4: G4, hub: Hub, tmp_path: Path) -> None:
+    _upload(g4, "--layout", "compressed-tensors", *FORMATS)
+    files = hub.repos[REPO].files
+    method = json.loads(files["config.json"])["quantization_config"]["quant_method"]
+    assert method == "compressed-tensors"
+    assert not any("/" in name for name in files)
+    assert f"vllm serve {REPO}" in files["README.md"].decode()
+    bundle = Path(g4("build", "tiny-31b", *FORMATS).out.strip())
+    made = g4("run", str(bundle / "compressed-tensors"), *RUN)
+    got = g4("run", REPO, *RUN, "--home", str(tmp_path / "home"))
+    assert got.json["text"] == made.json["text"]
 
 
 def test_what_is_there_is_not_replaced_unasked(g4: G4, hub: Hub) -> None:

@@ -170,8 +170,9 @@ def test_int8_of_another_width_or_with_quantized_activations_is_refused() -> Non
     specs, metadata = shard_layout([Stored("a.weight", "int8", (8, 64), BF16, 32)])
     facts = json.loads(metadata["a.weight"])
     for key, value, says in (
-        ("target_dtype", {"_type": "torch.dtype", "_data": "int4"}, "another width than 8 bit"),
+        ("target_dtype", {"_type": "torch.dtype", "_data": "uint4"}, "no width of 1 to 8 bits"),
         ("activation_quantization", {"_type": "X", "_data": "Y"}, "quantized activations"),
+        ("activation_dtype", {"_type": "torch.dtype", "_data": "float8_e4m3fn"}, "activations"),
     ):
         changed = json.dumps({**facts, "_data": {**facts["_data"], key: value}})
         with pytest.raises(G4Error, match=says):

@@ -95,6 +95,33 @@ def test_each_layout_says_who_may_load_it() -> None:
     assert "import g4tool.hf" in experts
 
 
+def test_a_layout_in_a_folder_says_who_may_load_it_too() -> None:
+    name = "someone/Gemma4-31B-HQQ-INT4"
+    folders = [
+        Folder("compressed-tensors", "compressed-tensors", 19_000_000_000),
+        Folder("executorch", "executorch", 22_000_000_000, " (12 groups clamped)"),
+    ]
+    text = card(replace(FACTS, folders=folders, experts=True))
+    assert f'hf download {name} --include "compressed-tensors/*" --local-dir .' in text
+    assert "vllm serve ./compressed-tensors" in text
+    assert "import g4tool.hf" in text
+    assert "gemma4_31b.export --prequantized executorch --backend cuda" in text
+    assert "ExecuTorch's wheel (12 groups clamped):" in text
+    assert "| the root | torchao | 20.90 GB | g4; not transformers, vLLM, SGLang |" in text
+    assert "| `executorch/` | executorch | 22.00 GB | ExecuTorch's Gemma 4 example, g4 |" in text
+    row = "| `compressed-tensors/` | compressed-tensors | 19.00 GB | vLLM, SGLang, transformers"
+    assert f"{row} after `import g4tool.hf`, g4 |" in text
+    assert f"{row}, g4 |" in card(replace(FACTS, folders=folders))
+
+    other = [Folder("torchao", "torchao", 19_000_000_000)]
+    text = card(replace(FACTS, layout="compressed-tensors", folders=other))
+    assert f"vllm serve {name}" in text
+    assert 'g4 run ./torchao "' in text
+    assert "**Do not load these files with transformers, vLLM or SGLang.**" in text
+    assert "Scheme `int4-sym`" in text
+    assert "hqq" not in _front(text)["tags"]
+
+
 def test_folders_sizes_errors_and_figures() -> None:
     evaluation = {
         "prediction": {"perplexity": 12.3456},

@@ -1,15 +1,17 @@
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from g4tool.errors import G4Error
+from g4tool.pipeline.fingerprint import Json
 from g4tool.pipeline.store import Store
-from g4tool.pipeline.work import Work
+from g4tool.pipeline.work import Make, Work
 from g4tool.progress import Progress, silent
 
 
@@ -115,29 +117,36 @@ def test_need_counts_what_is_done(
         work.need(1001)
 
 
+def each(work: Work, makes: Mapping[str, Make], at_once: int) -> list[Json | None]:
+    """A file for every name."""
+    return work.together([partial(work.file, *made) for made in makes.items()], at_once)
+
+
 @pytest.mark.parametrize("at_once", [1, 3])
-def test_each_gives_results_in_order_and_resumes(begin: Callable[..., Work], at_once: int) -> None:
+def test_together_gives_results_in_order_and_resumes(
+    begin: Callable[..., Work], at_once: int
+) -> None:
     names = [f"{number}" for number in range(9)]
     begin().file("4", write(b"four!"))
     work = begin()
     makes = {name: never if name == "4" else write(b"x" * int(name)) for name in names}
     sizes = [5 if name == "4" else int(name) for name in names]
-    assert work.each(makes, at_once) == [{"bytes": size} for size in sizes]
+    assert each(work, makes, at_once) == [{"bytes": size} for size in sizes]
     assert set(work.files) == set(names)
-    assert begin().each(dict.fromkeys(names, never), at_once) == [{"bytes": s} for s in sizes]
+    assert each(begin(), dict.fromkeys(names, never), at_once) == [{"bytes": s} for s in sizes]
 
 
-def test_each_makes_several_at_a_time(begin: Callable[..., Work]) -> None:
+def test_together_makes_several_at_a_time(begin: Callable[..., Work]) -> None:
     together = threading.Barrier(3, timeout=20)
 
     def make(path: Path) -> None:
         together.wait()
         path.write_bytes(b"x")
 
-    assert begin().each(dict.fromkeys("abc", make), 3) == [None] * 3
+    assert each(begin(), dict.fromkeys("abc", make), 3) == [None] * 3
 
 
-def test_each_keeps_what_was_whole_when_one_fails(begin: Callable[..., Work]) -> None:
+def test_together_keeps_what_was_whole_when_one_fails(begin: Callable[..., Work]) -> None:
     whole = threading.Event()
 
     def first(path: Path) -> None:
@@ -158,7 +167,7 @@ def test_each_keeps_what_was_whole_when_one_fails(begin: Callable[..., Work]) ->
         path.write_bytes(b"c")
 
     with pytest.raises(G4Error, match="no more"):
-        begin().each({"a": first, "b": failing, **dict.fromkeys(later, slow)}, 2)
+        each(begin(), {"a": first, "b": failing, **dict.fromkeys(later, slow)}, 2)
     assert len(made) < len(later)
     again = begin()
     assert again.file("a", never) is None

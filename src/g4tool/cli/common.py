@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from g4tool.recipe.document import Document
     from g4tool.recipe.model import Recipe
 
-Flag = str | int | bool | None
+Flag = str | int | bool | list[str] | None
 
 RecipeOption = Annotated[
     str | None,

@@ -23,6 +23,8 @@ Ends with an account of every weight: its scheme, size and error.
 
     g4 quantize int4-hqq --model tiny-31b --group-size 64
 
+    g4 quantize --model tiny-31b --format torchao --format compressed-tensors
+
     g4 quantize --model tiny-31b --target-bpw 5.6
 """
 
@@ -35,6 +37,14 @@ class SchemeName(StrEnum):
     int4_sym = "int4-sym"
     int8 = "int8"
     keep = "keep"
+
+
+class FormatName(StrEnum):
+    """Ways to lay a bundle out in files."""
+
+    torchao = "torchao"
+    executorch = "executorch"
+    compressed_tensors = "compressed-tensors"
 
 
 class SolverName(StrEnum):
@@ -66,6 +76,10 @@ def quantize(
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")] = None,
     group_size: Annotated[int | None, typer.Option(help="Weights a scale: 32, 64 or 128.")] = None,
     solver: Annotated[SolverName | None, typer.Option(help="[the scheme's own]")] = None,
+    formats: Annotated[
+        list[FormatName] | None,
+        typer.Option("--format", help="Layout to write; give it again for more [the recipe's]."),
+    ] = None,
     target_bpw: Annotated[
         float | None,
         typer.Option(metavar="BITS", help="Choose bits by measured KL, this many a weight."),
@@ -95,6 +109,7 @@ def quantize(
         "quantize.layerwise": layerwise,
         "quantize.group_size": group_size,
         "quantize.solver": solver.value if solver else None,
+        "quantize.formats": [name.value for name in formats] if formats else None,
     }
     recipe = env.recipe(None, flags, section="quantize")
     if target_bpw is not None or target_size is not None:
@@ -142,9 +157,15 @@ def _show_exceptions(env: Env, artifact: "Artifact", scheme: str) -> None:
 
 
 def show_account(env: Env, artifact: "Artifact") -> None:
-    """Every weight's scheme, size and error, in groups, on stderr."""
+    """Every weight's scheme, size and error, in groups, on stderr; then the other formats."""
     from g4tool.quantize.account import from_json, lines
 
     facts = artifact.manifest["facts"]
-    for line in (*lines(from_json(facts["tensors"])), *facts["notes"]):
+    others = [
+        f"{name}: {layout['nbytes'] / 1e6:,.1f} MB, {layout['bits_per_weight']:.2f} bits a weight,"
+        f" in the folder {layout['folder']}"
+        for name, layout in facts["formats"].items()
+        if layout["folder"]
+    ]
+    for line in (*lines(from_json(facts["tensors"])), *others, *facts["notes"]):
         env.out.note(line)

@@ -27,7 +27,8 @@ as its users will read it, and appears on the Hub in one commit, verified. Inter
 moment; the next run sends what is missing. Log in with `hf auth login` first.
 
 ARTIFACT is published beside the bundle, in a folder of its name: export-cpu, export-cuda,
-compile-neuron, executorch, or the folder of an exported program.
+compile-neuron, another layout of the recipe's quantize.formats, or the folder of an exported
+program.
 
     g4 upload gasoonjia/Gemma4-31B-HQQ-INT4 --dry-run
 

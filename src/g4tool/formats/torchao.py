@@ -25,9 +25,12 @@ Spec = tuple[torch.dtype, tuple[int, ...]]
 _CLASSES: dict[str, Kind] = {
     "Int4Tensor": "int4",
     "IntxUnpackedToInt8Tensor": "int8",
+    "Int8Tensor": "int8",
     "Tensor": "plain",
 }
 _PARTS = {"qdata": "qdata", "scale": "scale", "zero": "zero_point"}
+_WIDTHS = {f"int{bits}": bits for bits in range(1, 9)}
+_BF16 = {"_type": "torch.dtype", "_data": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -49,13 +52,15 @@ class Stored:
 class Quantized:
     """A weight as a file's header describes it; `parts` maps qdata, scale, zero to tensors' names.
 
-    A plain weight has the single part `weight` and no group.
+    A plain weight has the single part `weight` and no group. `bits` is the width of the codes
+    that an int8 weight keeps unpacked, one a byte.
     """
 
     name: str
     kind: Kind
     group: int | None
     parts: Mapping[str, str]
+    bits: int = 8
 
 
 def part_names(name: str, kind: Kind) -> dict[str, str]:
@@ -116,7 +121,7 @@ def read_layout(file: str, metadata: Mapping[str, str], names: Iterable[str]) ->
     if "tensor_names" not in metadata:
         return [Quantized(name, "plain", None, {"weight": name}) for name in names]
     left = set(names)
-    weights = [_parse(file, name, metadata) for name in _listed(file, metadata)]
+    weights = [_parse(file, name, metadata) for name in listed_names(file, metadata)]
     for weight in weights:
         for tensor in weight.parts.values():
             if tensor not in left:
@@ -154,7 +159,8 @@ def _on_meta(entry: Stored) -> torch.Tensor:
     return int8
 
 
-def _listed(file: str, metadata: Mapping[str, str]) -> list[str]:
+def listed_names(file: str, metadata: Mapping[str, str]) -> list[str]:
+    """The weights that a header names. Raises G4Error where that is no list of names."""
     try:
         names = json.loads(metadata["tensor_names"])
     except ValueError:
@@ -180,14 +186,22 @@ def _parse(file: str, name: str, metadata: Mapping[str, str]) -> Quantized:
     parts = facts.get("_tensor_data_names")
     if not isinstance(parts, list) or sorted(map(str, parts)) != sorted(_PARTS.values()):
         raise G4Error(f"{file}: {name} has other parts than qdata, scale and zero_point.")
-    if kind == "int8" and data.get("target_dtype") != {"_type": "torch.dtype", "_data": "int8"}:
-        raise G4Error(f"{file}: {name} holds codes of another width than 8 bit.")
-    if data.get("activation_quantization") is not None:
+    has_width = class_name == "IntxUnpackedToInt8Tensor"
+    bits = _WIDTHS.get(_dtype_name(data.get("target_dtype"))) if has_width else 8
+    if bits is None:
+        raise G4Error(f"{file}: the target_dtype of {name} is no width of 1 to 8 bits.")
+    asked = [data.get(key) for key in ("activation_quantization", "act_quant_kwargs")]
+    if asked != [None, None] or data.get("activation_dtype", _BF16) != _BF16:
         raise G4Error(f"{file}: {name} asks for quantized activations, which g4 does not do.")
     group = _group(data.get("block_size"))
     if group is None:
         raise G4Error(f"{file}: the block_size of {name} is not that of groups along a row.")
-    return Quantized(name, kind, group, part_names(name, kind))
+    return Quantized(name, kind, group, part_names(name, kind), bits)
+
+
+def _dtype_name(value: Any) -> str:
+    """What torchao's JSON of a dtype names."""
+    return str(value.get("_data")) if isinstance(value, dict) else ""
 
 
 def _group(block: Any) -> int | None:

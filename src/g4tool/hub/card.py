@@ -22,13 +22,24 @@ _COPIED = (*_LICENCE, "language")
 
 Layout = Literal["torchao", "compressed-tensors"]
 
+_LOADERS = {
+    "torchao": "g4; not transformers, vLLM, SGLang",
+    "compressed-tensors": "vLLM, SGLang, transformers, g4",
+    "executorch": "ExecuTorch's Gemma 4 example, g4",
+    "export-cpu": "ExecuTorch, g4",
+    "export-cuda": "ExecuTorch, g4",
+    "compile-neuron": "NxD Inference",
+}
+
 
 @dataclass(frozen=True)
 class Folder:
     """Something published beside the bundle: a folder of the repository."""
 
     name: str
-    kind: Literal["export-cpu", "export-cuda", "compile-neuron", "executorch", "bundle"]
+    kind: Literal[
+        "export-cpu", "export-cuda", "compile-neuron", "executorch", "torchao", "compressed-tensors"
+    ]
     nbytes: int
     note: str = ""
 
@@ -39,7 +50,7 @@ class CardFacts:
 
     `base`: repository and commit of the checkpoint, None where it came from no repository.
     `metadata` is the front matter of the base's own card, `lineage` the bundle's g4.json,
-    `evaluation` the JSON of `g4 eval`. Sizes in bytes.
+    `evaluation` the JSON of `g4 eval`. `experts`: whether it has quantized ones. Sizes in bytes.
     """
 
     repo: str
@@ -59,13 +70,12 @@ class CardFacts:
 
 def card(facts: CardFacts) -> str:
     """README.md."""
-    scheme = facts.lineage["recipe"]["scheme"]
     plain = sum(a.weights for a in facts.accounts) * 2
     text: str = _template().render(
         facts=facts,
         front=yaml.safe_dump(_front(facts), sort_keys=False, allow_unicode=True).strip(),
         title=facts.repo.partition("/")[2],
-        scheme=scheme,
+        scheme=_scheme(facts),
         group=facts.lineage["recipe"]["group_size"],
         bits=f"{facts.lineage['bits_per_weight']:.2f}",
         size=_size(facts.nbytes),
@@ -73,6 +83,10 @@ def card(facts: CardFacts) -> str:
         tensors=[_row(row) for row in rows(facts.accounts)],
         schemes=[_total(name, total) for name, total in totals(facts.accounts).items()],
         folders=[(folder, _size(folder.nbytes)) for folder in facts.folders],
+        layouts=[
+            _layout("the root", facts.layout, facts.nbytes, facts.experts),
+            *(_layout(f"`{f.name}/`", f.kind, f.nbytes, facts.experts) for f in facts.folders),
+        ],
         figures=_figures(facts.evaluation),
         licence=facts.metadata.get("license"),
         terms=facts.metadata.get("license_link"),
@@ -106,7 +120,7 @@ def _front(facts: CardFacts) -> dict[str, Any]:
     ours = facts.layout == "torchao"
     front["library_name"] = "g4" if ours else "transformers"
     front["pipeline_tag"] = "text-generation"
-    scheme = facts.lineage["recipe"]["scheme"]
+    scheme = _scheme(facts)
     tags = ["gemma4", "g4", facts.layout]
     if scheme.startswith("int4"):
         tags += ["int4", "4-bit", *(["hqq"] if scheme == "int4-hqq" else [])]
@@ -116,6 +130,13 @@ def _front(facts: CardFacts) -> dict[str, Any]:
     tags += sorted({"neuron" for f in facts.folders if f.kind == "compile-neuron"})
     front["tags"] = tags
     return front
+
+
+def _scheme(facts: CardFacts) -> str:
+    """The scheme of the files at the root: the recipe's, but that all 4 bit is symmetric there."""
+    scheme: str = facts.lineage["recipe"]["scheme"]
+    packed = facts.layout == "compressed-tensors" and scheme.startswith("int4")
+    return "int4-sym" if packed else scheme
 
 
 def _row(row: AccountRow) -> dict[str, str]:
@@ -138,6 +159,13 @@ def _total(scheme: str, total: SchemeTotal) -> dict[str, str]:
         "weights": f"{total.weights / 1e9:.3f} B" if total.weights >= 1e8 else f"{total.weights:,}",
         "size": _size(total.nbytes),
     }
+
+
+def _layout(where: str, kind: str, nbytes: int, experts: bool) -> dict[str, str]:
+    loaders = _LOADERS[kind]
+    if kind == "compressed-tensors" and experts:
+        loaders = loaders.replace("transformers", "transformers after `import g4tool.hf`")
+    return {"where": where, "kind": kind, "size": _size(nbytes), "loaders": loaders}
 
 
 def _figures(evaluation: Mapping[str, Any] | None) -> list[tuple[str, str]]:

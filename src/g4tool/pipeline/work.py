@@ -4,9 +4,10 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 from g4tool.errors import G4Error
 from g4tool.files import sha256, sync_folder
@@ -18,6 +19,7 @@ from g4tool.pipeline.manifest import RESERVED
 from g4tool.progress import Progress, Report
 
 Make = Callable[[Path], Json | None]
+Made = TypeVar("Made")
 
 
 class Work:
@@ -102,15 +104,15 @@ class Work:
             self._journal[name] = entry
         return self._have(entry, again)
 
-    def each(self, makes: Mapping[str, Make], at_once: int = 1) -> list[Json | None]:
-        """`file` for every name, up to `at_once` of them at a time, each in a thread.
+    def together(self, tasks: Sequence[Callable[[], Made]], at_once: int = 1) -> list[Made]:
+        """Do tasks that call `file`, up to `at_once` of them at a time, each in a thread.
 
-        After a failure no further file is begun; it is raised when those under way have ended.
+        After a failure none is begun any more; it is raised when those under way have ended.
         """
         if at_once == 1:
-            return [self.file(name, make) for name, make in makes.items()]
+            return [task() for task in tasks]
         with ThreadPoolExecutor(at_once) as pool:
-            made = [pool.submit(self.file, name, make) for name, make in makes.items()]
+            made = [pool.submit(task) for task in tasks]
             try:
                 for future in as_completed(made):
                     future.result()

@@ -96,6 +96,17 @@ def keep_instead(name: str) -> str:
     return f"give it the scheme keep with a rule that matches '{re.escape(name)}'"
 
 
+def check_complete(
+    checkpoint: Checkpoint, accounts: Iterable[TensorAccount]
+) -> dict[str, TensorAccount]:
+    """The accounts by name. Raises G4Error when one of the checkpoint's tensors is missing."""
+    by_name = {account.name: account for account in accounts}
+    for name in (*checkpoint.names, *checkpoint.extras):
+        if name not in by_name:
+            raise G4Error(f"{name} is in the checkpoint but not in the bundle.")
+    return by_name
+
+
 def check_account(
     checkpoint: Checkpoint, options: QuantizeOptions, accounts: Iterable[TensorAccount]
 ) -> None:
@@ -103,10 +114,7 @@ def check_account(
 
     It asks the rules again rather than the plan, so that a fault of the plan shows.
     """
-    by_name = {account.name: account for account in accounts}
-    for name in (*checkpoint.names, *checkpoint.extras):
-        if name not in by_name:
-            raise G4Error(f"{name} is in the checkpoint but not in the bundle.")
+    by_name = check_complete(checkpoint, accounts)
     for name in checkpoint.names:
         if by_name[name].scheme != "keep" or len(checkpoint.info(name).shape) < 2:
             continue
@@ -142,6 +150,11 @@ def bits_per_weight(accounts: Iterable[TensorAccount]) -> float:
     accounts = list(accounts)
     weights = sum(a.weights for a in accounts)
     return 8 * sum(a.nbytes for a in accounts) / weights if weights else 0.0
+
+
+def rounded_bits(accounts: Iterable[TensorAccount]) -> float:
+    """`bits_per_weight` to six digits, as files state it."""
+    return float(f"{bits_per_weight(accounts):.6g}")
 
 
 def rows(accounts: Iterable[TensorAccount]) -> list[AccountRow]:

@@ -3,17 +3,17 @@
 All are functions of the source, the recipe and the versions: no times, paths or machine.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from g4tool.checkpoint.folder import CONFIG, side_files
 from g4tool.checkpoint.lazy import Checkpoint
 from g4tool.formats.bundle import BUNDLE, CONVENTION, FINGERPRINT
-from g4tool.quantize.account import TensorAccount, bits_per_weight, to_json
+from g4tool.quantize.account import TensorAccount, rounded_bits, to_json
 from g4tool.quantize.driver import Unit, unit_layout
 from g4tool.quantize.options import QuantizeOptions
 from g4tool.quantize.policy import HEAD, TensorPlan
+from g4tool.quantize.tally import specs_size
 
 
 def bundle_config(
@@ -51,7 +51,7 @@ def bundle_index(units: Iterable[Unit]) -> dict[str, Any]:
     for unit in units:
         specs, _ = unit_layout(unit)
         weight_map.update(dict.fromkeys(specs, unit.file))
-        total += sum(math.prod(shape) * dtype.itemsize for dtype, shape in specs.values())
+        total += specs_size(specs.values())
     return {"metadata": {"total_size": total}, "weight_map": weight_map}
 
 
@@ -81,7 +81,7 @@ def lineage(
         "source": dict(source),
         "recipe": dict(recipe),
         "versions": dict(sorted(versions.items())),
-        "bits_per_weight": float(f"{bits_per_weight(accounts):.6g}"),
+        "bits_per_weight": rounded_bits(accounts),
         "dropped": dict(checkpoint.dropped),
         "tensors": to_json(accounts),
     }

@@ -7,8 +7,8 @@ of a whole tensor only the 4 bit scales and zeros are held, since they lie acros
 import math
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,11 +21,11 @@ from g4tool.errors import G4Error
 from g4tool.formats.bundle import FINGERPRINT
 from g4tool.formats.torchao import Kind, Stored, part_names, shard_layout
 from g4tool.progress import Progress, Report, silent
-from g4tool.quantize.account import TensorAccount, check_error, keep_instead
-from g4tool.quantize.grid import is_grid
+from g4tool.quantize.account import TensorAccount, keep_instead
 from g4tool.quantize.pack import Packed
 from g4tool.quantize.policy import TensorPlan
-from g4tool.quantize.solvers import Workers, relative_error, workers
+from g4tool.quantize.solvers import Workers, workers
+from g4tool.quantize.tally import Tally, specs_size
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
 # Source bytes read at once; a 2-D weight is never whole in memory, of 3-D ones an expert is.
@@ -36,6 +36,11 @@ _CPU = torch.device("cpu")
 _UNITS_AT_ONCE = 12
 # Up to it the largest bf16 scale spans the weights from its negative to itself in every scheme.
 _LARGEST = 2.0**126
+
+
+Also = Callable[[TensorPlan, int, Tensor, Packed | None, Workers], None]
+"""Takes each block as it passes, for another format: its plan, its first row (of quantized 3-D
+weights its expert), the rows as they were read, what they became (None where kept), the workers."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ def units_at_once(device: torch.device | str) -> int:
 
 def unit_layout(unit: Unit) -> tuple[dict[str, Spec], dict[str, str]]:
     """Tensors of the unit's file, name -> (dtype, shape), and the header's metadata."""
-    return shard_layout(_stored(item) for item in unit.tensors)
+    return shard_layout(stored(item) for item in unit.tensors)
 
 
 def quantize_unit(
@@ -81,11 +86,13 @@ def quantize_unit(
     device: torch.device | str = "cpu",
     report: Report = silent,
     fingerprint: str | None = None,
+    also: Also | None = None,
 ) -> list[TensorAccount]:
     """Quantize the unit's tensors and write them as the file `path`, whole or not at all.
 
-    `fingerprint`, that of the bundle, goes into the file's header. Raises G4Error, naming file and
-    tensor, for NaN or infinity, and for a weight that its scheme cannot hold.
+    `fingerprint`, that of the bundle, goes into the file's header; `also` sees every block. Raises
+    G4Error, naming file and tensor, for NaN or infinity, and for a weight that its scheme cannot
+    hold.
     """
     specs, metadata = unit_layout(unit)
     if fingerprint is not None:
@@ -96,9 +103,9 @@ def quantize_unit(
     with workers(device) as crew, TensorFileWriter(path, specs, metadata) as writer:
         for item in unit.tensors:
             report(Progress("quantize", done, total, "bytes", item.name))
-            account = _quantize_tensor(checkpoint, item, specs, writer, crew)
-            check_error(account)
-            accounts.append(account)
+            accounts.append(
+                _quantize_tensor(checkpoint, item, specs, writer, crew, also or _nobody)
+            )
             done += checkpoint.info(item.source).nbytes
         report(Progress("quantize", done, total, "bytes", unit.label))
     return accounts
@@ -110,44 +117,19 @@ def _quantize_tensor(
     specs: dict[str, Spec],
     writer: TensorFileWriter,
     crew: Workers,
+    also: Also,
 ) -> TensorAccount:
     parts = part_names(item.hf_name, _kind(item))
-    tally = _Tally()
+    tally = Tally()
     if item.scheme == "keep":
         for start, block in blocks(checkpoint, item):
             writer.write(parts["weight"], block, start)
+            also(item, start, block, None, crew)
     elif len(item.shape) == 2:
-        _write_matrix(checkpoint, item, parts, writer, crew, tally)
+        _write_matrix(checkpoint, item, parts, writer, crew, also, tally)
     else:
-        _write_experts(checkpoint, item, parts, writer, crew, tally)
-    return TensorAccount(
-        name=item.name,
-        hf_name=item.hf_name,
-        scheme=item.scheme,
-        group_size=item.group_size,
-        solver=item.solver,
-        shape=item.shape,
-        nbytes=sum(math.prod(specs[n][1]) * specs[n][0].itemsize for n in parts.values()),
-        rel_error=relative_error(tally.error, tally.energy),
-        reason=item.reason,
-        off_grid=tally.off_grid / tally.groups if is_grid(item.solver) else None,
-    )
-
-
-@dataclass
-class _Tally:
-    """What the blocks of a tensor add up to; `error` and `energy` have one value a row."""
-
-    error: list[float] = field(default_factory=list)
-    energy: list[float] = field(default_factory=list)
-    off_grid: int = 0
-    groups: int = 0
-
-    def add(self, result: Packed) -> None:
-        self.error += result.error.tolist()
-        self.energy += result.energy.tolist()
-        self.off_grid += result.off_grid
-        self.groups += result.scale.numel()
+        _write_experts(checkpoint, item, parts, writer, crew, also, tally)
+    return tally.account(item, specs_size(specs[name] for name in parts.values()))
 
 
 def _write_matrix(
@@ -156,7 +138,8 @@ def _write_matrix(
     parts: dict[str, str],
     writer: TensorFileWriter,
     crew: Workers,
-    tally: _Tally,
+    also: Also,
+    tally: Tally,
 ) -> None:
     scales: list[Tensor] = []
     zeros: list[Tensor] = []
@@ -170,6 +153,7 @@ def _write_matrix(
             scales.append(result.scale)
             zeros.append(result.zero)
         tally.add(result)
+        also(item, start, block, result, crew)
     if zeros:
         writer.write(parts["scale"], torch.cat(scales, 1))
         writer.write(parts["zero"], torch.cat(zeros, 1))
@@ -181,15 +165,21 @@ def _write_experts(
     parts: dict[str, str],
     writer: TensorFileWriter,
     crew: Workers,
-    tally: _Tally,
+    also: Also,
+    tally: Tally,
 ) -> None:
     for expert in range(item.shape[0]):
-        rows = _read(checkpoint, item, expert, expert + 1, crew.device)[0]
+        rows = read(checkpoint, item, expert, expert + 1, crew.device)[0]
         result = _solve(crew, item, rows)
         zero = _no_zero(result.scale) if result.zero is None else result.zero
         for part, values in (("qdata", result.qdata), ("scale", result.scale), ("zero", zero)):
             writer.write(parts[part], values.unsqueeze(0), expert)
         tally.add(result)
+        also(item, expert, rows, result, crew)
+
+
+def _nobody(*_: object) -> None:
+    """Takes no block."""
 
 
 def _solve(crew: Workers, item: TensorPlan, rows: Tensor) -> Packed:
@@ -206,12 +196,13 @@ def blocks(
     # The hqq package's result depends on all rows it sees.
     limit = info.nbytes if item.solver == "reference" else _READ_BYTES
     for start, stop in row_blocks(info.rows, info.row_nbytes, limit):
-        yield start, _read(checkpoint, item, start, stop, device)
+        yield start, read(checkpoint, item, start, stop, device)
 
 
-def _read(
+def read(
     checkpoint: Checkpoint, item: TensorPlan, start: int, stop: int, device: torch.device = _CPU
 ) -> Tensor:
+    """Rows of a plan's source, on `device`. Raises G4Error for values that are no use to it."""
     values = checkpoint.read(item.source, start, stop, pinned=device.type == "cuda")
     values = values.to(device, non_blocking=True)
     # The towers hold bounds that may be infinite on purpose; they are carried as they are.
@@ -241,7 +232,8 @@ def _kind(item: TensorPlan) -> Kind:
     return "int8" if item.scheme == "int8" else "int4"
 
 
-def _stored(item: TensorPlan) -> Stored:
+def stored(item: TensorPlan) -> Stored:
+    """The form that a tensor has in the file."""
     kind = _kind(item)
     dtype = item.dtype if kind == "plain" else torch.bfloat16
     return Stored(item.hf_name, kind, item.shape, dtype, item.group_size)

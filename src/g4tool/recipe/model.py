@@ -1,7 +1,7 @@
 """What a recipe can say. A section that is there, even empty, asks for its stage."""
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -18,6 +18,7 @@ Scheme = Literal["int4-hqq", "int4-rtn", "int4-sym", "int8", "keep"]
 Head = Literal["tied", "int4-hqq", "int4-rtn", "int4-sym", "int8", "keep"]
 Solver = Literal["hqq", "rtn", "reference"]
 Dtype = Literal["bfloat16", "float16", "float32"]
+Format = Literal["torchao", "executorch", "compressed-tensors"]
 Positive = Annotated[int, Field(gt=0)]
 
 
@@ -65,7 +66,9 @@ class Quantize(Section):
     """How weights become integers. `rules` are tried in order, the first that matches wins.
 
     `head` is the output projection's scheme: "tied" uses the token embedding as it is stored,
-    any other value stores a second copy of it. `device`: where the solver runs.
+    any other value stores a second copy of it. `device`: where the solver runs. `formats`: the
+    layouts to write, all from one reading of the weights; the first is the artifact's own folder,
+    each other one a folder in it.
     """
 
     scheme: Scheme = "int4-hqq"
@@ -74,7 +77,17 @@ class Quantize(Section):
     layerwise: bool = True
     head: Head = "tied"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    formats: list[Format] = Field(default=["torchao"], min_length=1)
     rules: list[Rule] = []
+
+    @field_validator("formats")
+    @classmethod
+    def _each_once(cls, formats: list[Format]) -> list[Format]:
+        if len(set(formats)) != len(formats):
+            raise ValueError("a format is named twice")
+        if "executorch" in formats and "torchao" not in formats:
+            raise ValueError("executorch is a copy of torchao's weights, so name torchao too")
+        return formats
 
 
 class Convert(Section):
@@ -118,6 +131,7 @@ class CompileNeuron(Section):
     """The artifacts for Trainium and Inferentia. `tp` in logical cores, `seq_len` in tokens.
 
     `lnc` is how many physical cores make a logical one; without it, what the chip's runtime takes.
+    `serving`: as vLLM's plugin runs it, prompts one at a time and tokens chosen on the device.
     """
 
     tp: Positive = 4
@@ -126,20 +140,21 @@ class CompileNeuron(Section):
     target: Literal["inf2", "trn1", "trn2", "trn3"] = "trn2"
     lnc: Literal[1, 2] | None = None
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    serving: bool = False
 
 
 class Upload(Section):
     """Where on the Hub the results go.
 
     `artifacts`: what is published beside the bundle, each in a folder of its name. `layout`: which
-    of the bundle's layouts lies at the repository's root, the first unless said otherwise.
+    of quantize.formats lies at the repository's root, the first unless said otherwise.
     `base_model`: the repository that the model comes from, where `model` is a folder.
     """
 
     repo: str = Field(pattern=r"^[\w.-]+/[\w.-]+$")
     private: bool = False
     layout: Literal["torchao", "compressed-tensors"] | None = None
-    artifacts: list[Literal["export-cpu", "export-cuda", "compile-neuron", "executorch"]] = []
+    artifacts: list[Literal["export-cpu", "export-cuda", "compile-neuron"] | Format] = []
     base_model: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")] | None = None
 
 
@@ -170,6 +185,18 @@ class Recipe(Section):
         default=None, alias="compile-neuron"
     )
     upload: Annotated[Upload | None, BeforeValidator(_or_defaults)] = None
+
+    @model_validator(mode="after")
+    def _makes_what_it_publishes(self) -> Self:
+        if self.upload is None or self.quantize is None:
+            return self
+        made = self.quantize.formats
+        for name in (self.upload.layout, *self.upload.artifacts):
+            if name in get_args(Format) and name not in made:
+                raise ValueError(
+                    f"upload publishes {name}, which quantize.formats does not have: {made}"
+                )
+        return self
 
     @model_serializer(mode="wrap")
     def _without_absent_sections(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

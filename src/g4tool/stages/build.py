@@ -14,6 +14,7 @@ from g4tool.stages.convert import ConvertStage
 from g4tool.stages.environment import choose_device
 from g4tool.stages.export import NO_GPU, ExportStage, program_stage
 from g4tool.stages.neuron import NeuronStage, neuron_stage
+from g4tool.stages.neuron_bundle import NeuronBundleStage
 from g4tool.stages.quantize import QuantizeStage, options_of
 
 BUILT = ("download", "convert", "quantize", "export-cpu", "export-cuda", "compile-neuron")
@@ -32,7 +33,7 @@ class Build:
     quantize: QuantizeStage | None
     export_cpu: ExportStage | None = None
     export_cuda: ExportStage | None = None
-    neuron: NeuronStage | None = None
+    neuron: NeuronStage | NeuronBundleStage | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -89,7 +90,8 @@ def build(
         options = options_of(recipe.quantize)
         check_options(options)
         qat = is_qat_source(recipe.model)
-        quantize = QuantizeStage(convert, options, qat, choose_device(wanted))
+        formats = tuple(recipe.quantize.formats)
+        quantize = QuantizeStage(convert, options, qat, choose_device(wanted), formats=formats)
     if stream:
         quantize = _streamed(recipe, quantize)
     built = Build(source, convert, quantize)

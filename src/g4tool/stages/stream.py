@@ -76,4 +76,6 @@ def streamed(stage: QuantizeStage) -> StreamedQuantizeStage:
         raise UsageError("--stream-source is for a model on the Hub; this one is on this machine.")
     if convert.materialize:
         raise UsageError("--stream-source goes without convert.materialize, which copies it all.")
-    return StreamedQuantizeStage(convert, stage.options, stage.qat, stage.device)
+    return StreamedQuantizeStage(
+        convert, stage.options, stage.qat, stage.device, formats=stage.formats
+    )

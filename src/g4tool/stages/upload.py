@@ -73,18 +73,21 @@ def lay_out(
     root: str = recipe.upload.layout or first
     for name in (root, *extra):
         if name not in held:
-            raise UsageError(f"the bundle has no layout {name}: it has {', '.join(held)}.")
+            raise UsageError(
+                f"the bundle has no layout {name}, only {', '.join(held)}: add it to the recipe's"
+                f" quantize.formats."
+            )
     parts = [Part("", held[root])]
     parts += [Part(name, held[name]) for name in extra if name != root]
     parts += [Part(name, _files(artifact)) for name, artifact in others.items()]
-    folders = [Folder(p.folder, *_kind(p.folder, others)) for p in parts[1:]]
-    sized = [
-        Folder(f.name, f.kind, sum(size for _, size, _ in p.files.values()), f.note)
-        for f, p in zip(folders, parts[1:], strict=True)
+    folders = [
+        Folder(part.folder, kind, sum(size for _, size, _ in part.files.values()), note)
+        for part in parts[1:]
+        for kind, note in [_kind(part.folder, bundle, others)]
     ]
     original = bundle.path if root == first else bundle.path / root
     metadata = base_metadata(original / CARD)
-    text, notes = _card(recipe, original, held[root], metadata, sized, evaluation)
+    text, notes = _card(recipe, original, held[root], metadata, folders, evaluation)
     return Publication(
         recipe.upload.repo, folder, original, assemble(parts, text, folder), text, notes
     )
@@ -140,8 +143,7 @@ def _card(
     evaluation: Mapping[str, Any] | None,
 ) -> tuple[str, list[str]]:
     """The card, and what a person should know about it."""
-    from g4tool.checkpoint.config import parse_text_config
-    from g4tool.checkpoint.folder import CONFIG, read_json
+    from g4tool.checkpoint.folder import read_json
     from g4tool.formats.bundle import BUNDLE
     from g4tool.hub.card import CardFacts, card
     from g4tool.quantize.account import from_json
@@ -170,7 +172,7 @@ def _card(
             lineage=lineage,
             accounts=accounts,
             nbytes=sum(size for _, size, _ in files.values()),
-            experts=parse_text_config(read_json(bundle / CONFIG), CONFIG).moe is not None,
+            experts=any(".experts." in a.name and a.scheme != "keep" for a in accounts),
             folders=folders,
             evaluation=evaluation,
             towers=any(account.name.startswith(_TOWERS) for account in accounts),
@@ -191,20 +193,25 @@ def _files(artifact: Artifact) -> dict[str, tuple[Path, int, str]]:
     return {n: (artifact.locate(n), r.size, r.sha256) for n, r in artifact.files.items()}
 
 
-def _kind(name: str, others: Mapping[str, Artifact]) -> tuple[Any, int, str]:
-    """What the card says a folder is: its kind, no size yet, a remark."""
+def _kind(name: str, bundle: Artifact, others: Mapping[str, Artifact]) -> tuple[Any, str]:
+    """What the card says a folder is: its kind, and a remark."""
     if name not in others:
-        return ("executorch" if name == "executorch" else "bundle"), 0, ""
+        below = bundle.manifest["facts"]["formats"][name].get("zeros_below_0")
+        return name, (
+            f" ({below:,} groups have zero points below 0, which its packing for CUDA takes for 0)"
+            if below
+            else ""
+        )
     artifact = others[name]
     if artifact.stage == "compile-neuron":
         compiled = artifact.manifest["facts"].get("compiled")
-        return "compile-neuron", 0, "" if compiled else " (plan and shards; `compile.sh` compiles)"
+        return "compile-neuron", "" if compiled else " (plan and shards; `compile.sh` compiles)"
     from g4tool.backends.executorch.folder import read_facts
 
     facts = read_facts(artifact.path)
     gpu = f", compiled for {facts.gpu['name']}" if facts.gpu else ""
     kind = "export-cuda" if facts.backend == "cuda" else "export-cpu"
-    return kind, 0, f", up to {facts.max_seq_len} tokens{gpu}"
+    return kind, f", up to {facts.max_seq_len} tokens{gpu}"
 
 
 def _free_memory() -> int | None:
