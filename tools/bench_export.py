@@ -97,7 +97,7 @@ def tiny(name: str, folder: Path, dtype: torch.dtype, triton: bool) -> None:
     exact, eager = (load_folder(bundle, each, "cuda")[0] for each in (torch.float32, dtype))
     assert isinstance(exact, TextModel)
     assert isinstance(eager, TextModel)
-    window = eager.config.sliding_window
+    window, allowed = eager.config.sliding_window, verify.bf16(eager.config)
     prompts = texts(Tokenizer(bundle), 4 * window + verify.DECODED, eager.config.vocab_size)
     walks = [each for ids in prompts for each in verify.walks(ids, window, 512, 256)]
     use_triton(triton)
@@ -113,18 +113,18 @@ def tiny(name: str, folder: Path, dtype: torch.dtype, triton: bool) -> None:
     facts, seconds = write_export(eager.cpu(), ProgramOptions(512, 256), folder, triton)
     label = f"{name} {str(dtype).removeprefix('torch.')} {'triton' if triton else 'plain'}"
     print(f"{label}: exported in {seconds:.1f} s; {facts.delegates['decode']}", flush=True)
-    print(f"   {verify.compare('eager beside fp32', truth, before, verify.BF16).line()}")
+    print(f"   {verify.compare('eager beside fp32', truth, before, allowed).line()}")
     for graph in (False, True):
         program = load(folder, graph)
         step = verify.methods(program.prefill, program.decode)
         found = [verify.trace(step, walk) for walk in walks]
-        print(f"   {verify.compare('program beside eager', before, found, verify.BF16).line()}")
-        print(f"   {verify.compare('program beside fp32', truth, found, verify.BF16).line()}")
+        print(f"   {verify.compare('program beside eager', before, found, allowed).line()}")
+        print(f"   {verify.compare('program beside fp32', truth, found, allowed).line()}")
         same = [first_other(each, greedy(step, each[:-NEW])) for each in sequences]
         print(f"   {label} graph {graph}: greedy identical for {same} of {NEW} tokens")
         replayed = [replay(step, each, 2 * window) for each in sequences]
-        print(f"   {verify.compare('replayed', forced, replayed, verify.BF16).line()}")
-        print(f"   {verify.compare('replayed, fp32', forced_truth, replayed, verify.BF16).line()}")
+        print(f"   {verify.compare('replayed', forced, replayed, allowed).line()}")
+        print(f"   {verify.compare('replayed, fp32', forced_truth, replayed, allowed).line()}")
     check_sharing(folder, prompts[0])
 
 

@@ -43,7 +43,7 @@ class ExportStage:
     sampling: bool = False
     int8_activations: bool = False
     verify: bool = False
-    version: int = 1
+    version: int = 2
 
     @property
     def name(self) -> str:

@@ -92,17 +92,20 @@ class Maker:
         from g4tool.backends.executorch import cuda, verify
         from g4tool.backends.executorch.fused import make_fused
         from g4tool.backends.executorch.program import export_methods
+        from g4tool.kernels.register import has_triton
 
         given, device = self._given, "cuda" if self._given.stage.verify else "cpu"
         model, options, self._proof = begin(given, torch.bfloat16, device)
         # Each method's weights are moved to the GPU as it is compiled, and off it afterwards.
         self._model = model.cpu()
         with given.step("export"):
-            make_fused(model)
+            make_fused(model, has_triton(torch.device("cuda")))
             programs = export_methods(model, options)
         if self._proof and not options.sampling:
             with given.step("prove"):
-                self._proof.add("exported program", _on_gpu(programs), model.config, verify.BF16)
+                self._proof.add(
+                    "exported program", _on_gpu(programs), model.config, verify.bf16(model.config)
+                )
         with given.step("lower"):
             return cuda.lower(programs, options, constants_of(given, model))
 
@@ -117,7 +120,7 @@ class Maker:
             if not self._given.stage.sampling:
                 step = verify.methods(loaded.prefill, loaded.decode)
                 config = self._model.config
-                self._proof.add("model.pte read back", step, config, verify.BF16)
+                self._proof.add("model.pte read back", step, config, verify.bf16(config))
             self._proof.record(stored_finding(loaded, self._model))
 
 

@@ -68,7 +68,11 @@ def prove(folder: Path, weights: Path, report: Report = silent) -> "list[Finding
     report(Progress("verify", 1, 2, "steps", "program"))
     run = verify.methods(exported.methods.prefill, exported.methods.decode)
     now = [verify.trace(run, walk) for walk in walks]
-    allowed = {"float32": verify.EXACT, "bfloat16": verify.BF16, "int8": verify.QUANTIZED}
+    allowed = {
+        "float32": verify.EXACT,
+        "bfloat16": verify.bf16(model.config),
+        "int8": verify.QUANTIZED,
+    }
     result = [
         verify.Finding("files", True, note=f"{len(facts.files)} files are as they were written"),
         verify.compare(PROGRAM, before, now, allowed[facts.activations]),

@@ -7,6 +7,7 @@ import torch
 
 from g4tool.backends.executorch import verify
 from g4tool.backends.executorch.verify import DECODED, EXACT, Tolerance, compare, require, walks
+from g4tool.checkpoint.tiny import TINY
 from g4tool.errors import G4Error
 from g4tool.pipeline.store import Store
 from g4tool.stages.build import build
@@ -51,6 +52,17 @@ def test_another_choice_is_judged_by_how_far_the_first_was_ahead() -> None:
     assert "greedy agreement 33.3% (else ahead by 0.5)" in found.line()
     assert not compare("read back", [before], [now], Tolerance(margin=0.4)).passed
     assert compare("read back", [before], [before], EXACT).margin is None
+
+
+def test_another_expert_may_move_one_token_but_not_the_mean() -> None:
+    before = torch.zeros(200, 50)
+    before[:, 3] = 2.0
+    now = before.clone()
+    now[7, 9] = 3.0
+    dense, experts = (verify.bf16(TINY[name]) for name in ("tiny-31b", "tiny-26b-a4b"))
+    assert not compare("program", [before], [now], dense).passed
+    assert compare("program", [before], [now], experts).passed
+    assert not compare("program", [before], [now + torch.linspace(0, 1, 50)], experts).passed
 
 
 def test_what_is_not_a_number_fails() -> None:
