@@ -131,7 +131,7 @@ def test_cuts_move_to_the_borders_of_groups(
     assert [plan.splits[gate].rank_shape(r)[-2] for r in range(degree)] == [
         factor * s for s in sizes
     ]
-    assert not plan.even()
+    assert not plan.splits[name].is_even
 
 
 def test_too_few_groups_leave_the_feed_forward_whole() -> None:

@@ -9,7 +9,13 @@ from g4tool.errors import G4Error, UsageError
 from g4tool.pipeline.artifact import Source
 from g4tool.recipe.model import CompileNeuron
 from g4tool.stages.convert import ConvertStage
-from g4tool.stages.neuron import NeuronStage, check_early, neuron_options, neuron_stage
+from g4tool.stages.neuron import (
+    NeuronStage,
+    check_early,
+    neuron_options,
+    neuron_stage,
+    with_graphs,
+)
 from g4tool.stages.neuron_bundle import NeuronBundleStage
 from tests.formats.bundles import make_bundle
 
@@ -59,5 +65,10 @@ def test_an_exported_program_is_no_model(tmp_path: Path) -> None:
 def test_a_bundle_has_a_stage_of_its_own(tmp_path: Path) -> None:
     make_bundle(tiny_folder("tiny-31b"), tmp_path / "bundle")
     section = {"tp": 2, "seq_len": 128}
-    assert isinstance(_stage(tmp_path / "bundle", **section), NeuronBundleStage)
-    assert isinstance(_stage(tiny_folder("tiny-31b"), **section), NeuronStage)
+    bundle, stage = (_stage(x, **section) for x in (tmp_path / "bundle", tiny_folder("tiny-31b")))
+    assert isinstance(bundle, NeuronBundleStage)
+    assert isinstance(stage, NeuronStage)
+    with pytest.raises(UsageError, match="no program for a bundle's packed weights"):
+        with_graphs(bundle)
+    # Texts make another artifact.
+    assert with_graphs(stage).parameters() != stage.parameters()

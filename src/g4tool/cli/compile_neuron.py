@@ -27,6 +27,8 @@ elsewhere it says what is missing and ends with exit code 3.
 
     g4 compile-neuron --tp 4 --neuron-python /opt/neuron/bin/python
 
+    g4 compile-neuron --tp 4 --model tiny-31b --plan-only --stablehlo
+
 An int4 bundle's folder as MODEL gives its plan and packed shards, cut between groups; NxD Inference
 cannot compile them.
 """
@@ -68,6 +70,10 @@ def compile_neuron(
             help="For vLLM's Neuron plugin: prompts join one at a time, sampling on the device.",
         ),
     ] = None,
+    stablehlo: Annotated[
+        bool,
+        typer.Option("--stablehlo", help="Each program as StableHLO text too, for inspection."),
+    ] = False,
     plan_only: Annotated[
         bool, typer.Option("--plan-only", help="Plan and weights only; do not look for the SDK.")
     ] = False,
@@ -80,7 +86,7 @@ def compile_neuron(
 ) -> None:
     """Ensure the stage, as far as this machine can, and print what it decided."""
     from g4tool.stages.build import build
-    from g4tool.stages.neuron import check_early
+    from g4tool.stages.neuron import check_early, with_graphs
 
     if plan_only and neuron_python:
         raise UsageError("--plan-only asks no SDK: leave out --neuron-python.")
@@ -100,6 +106,8 @@ def compile_neuron(
     stage, missing = chosen.neuron, chosen.missing.get("compile-neuron")
     assert stage is not None, "the section is there"
     assert recipe.compile_neuron is not None, "and made the stage"
+    if stablehlo:
+        stage = with_graphs(stage)
     check_early(chosen.source, recipe.compile_neuron)
     check_output(env, stage, output)
     confirm_download(env, chosen.source)

@@ -3,6 +3,7 @@
 `torchrun` starts one process a rank; without it there is one rank and nothing to do.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from g4tool.errors import UsageError
+from g4tool.errors import G4Error, UsageError
 from g4tool.parallel.launch import launched
 
 
@@ -36,7 +37,10 @@ class Group(Protocol):
 
 @dataclass(frozen=True)
 class World:
-    """The ranks of torch.distributed's default process group."""
+    """The ranks of torch.distributed's default process group.
+
+    Raises G4Error where another rank cannot be reached any more.
+    """
 
     rank: int
     size: int
@@ -44,7 +48,10 @@ class World:
     def sum(self, x: Tensor) -> Tensor:
         """As Group's."""
         x = x.contiguous()
-        dist.all_reduce(x)
+        try:
+            dist.all_reduce(x)
+        except RuntimeError as error:
+            raise _lost(error) from error
         return x
 
     def gather(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -52,9 +59,18 @@ class World:
         widest = max(sizes)
         mine = torch.nn.functional.pad(x, (0, widest - x.shape[-1])).contiguous()
         parts = [torch.empty_like(mine) for _ in sizes]
-        dist.all_gather(parts, mine)
+        try:
+            dist.all_gather(parts, mine)
+        except RuntimeError as error:
+            raise _lost(error) from error
         cut = [part[..., :size] for part, size in zip(parts, sizes, strict=True)]
         return torch.cat(cut, dim=-1)
+
+
+def _lost(error: RuntimeError) -> G4Error:
+    """gloo's errors are plain RuntimeErrors, with lines of places in its source."""
+    why = re.sub(r"\[\S*:\d+\] ", "", str(error)).partition("\n")[0].partition(". ")[0]
+    return G4Error(f"another rank has ended or cannot be reached ({why[:200]}): see what it said.")
 
 
 @contextmanager

@@ -61,6 +61,11 @@ class Split:
         sizes[self.axis] = sum(stop - start for start, stop in self.runs[rank])
         return tuple(sizes)
 
+    @property
+    def is_even(self) -> bool:
+        """Whether all ranks' shapes are alike, as one program for all ranks needs."""
+        return len({self.rank_shape(rank) for rank in range(len(self.runs))}) == 1
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -87,14 +92,6 @@ class Plan:
     def notes(self) -> dict[str, str]:
         """Why a weight is not cut evenly, by name, where it is not."""
         return {split.name: split.note for split in self.splits.values() if split.note}
-
-    def even(self) -> bool:
-        """Whether all ranks' shapes are alike, as one program for all ranks needs."""
-        return all(
-            split.rank_shape(rank) == split.rank_shape(0)
-            for split in self.splits.values()
-            for rank in range(1, self.degree)
-        )
 
     def _rank_layer(self, number: int, layer: LayerConfig, rank: int) -> LayerConfig:
         width = self.splits[f"layers.{number}.mlp.down_proj.weight"].rank_shape(rank)[-1]
@@ -188,17 +185,23 @@ def _split(
         runs = even_runs(shape[0], degree)
         if runs is None:
             return _whole(name, shape, degree, f"{shape[0]} rows are fewer than {degree} ranks")
-        return Split(name, shape, "vocabulary", -2, runs, "gather")
+        return Split(name, shape, "vocabulary", -2, runs, "gather", _unequal("rows", runs))
     if leaf == "per_layer_model_projection":
         runs = even_runs(shape[0], degree)
         assert runs is not None, "as many rows as layers times their width"
-        return Split(name, shape, "column", -2, runs, "gather")
+        return Split(name, shape, "column", -2, runs, "gather", _unequal("rows", runs))
     if ".self_attn." in name and leaf.endswith("_proj"):
         return _attention(name, leaf, shape, config, degree, layouts)
     if ".mlp." in name or ".experts." in name:
         block = expert_block if ".experts." in name else 1
         return _feed_forward(name, leaf, shape, degree, layouts, block)
     return _whole(name, shape, degree)
+
+
+def _unequal(what: str, runs: Iterable[Runs]) -> str:
+    """How many of `what` ranks hold, where not all hold as many; the first ones hold more."""
+    most, *_, fewest = (stop - start for ((start, stop),) in runs)
+    return f"{most} {what} on the first ranks, {fewest} on the last" if most != fewest else ""
 
 
 def _attention(
@@ -256,15 +259,11 @@ def _feed_forward(
     unit = lcm(column_unit(layout, width), block)
     runs = even_runs(width, degree, unit)
     if runs is None:
-        note = f"width {width} has too few blocks of {unit} for {degree} ranks: whole on every rank"
+        note = f"width {width} gives {degree} ranks no blocks of {unit}: whole on every rank"
         return _whole(name, shape, degree, note)
-    sizes = [stop - start for ((start, stop),) in runs]
-    note = ""
-    if len(set(sizes)) > 1:
-        note = (
-            f"width {width} over {degree} ranks would cut blocks of {unit}: "
-            f"{max(sizes)} columns on {sizes.count(max(sizes))} ranks, {min(sizes)} on the others"
-        )
+    note = _unequal("columns", runs)
+    if note:
+        note = f"width {width} in blocks of {unit}: {note}"
     if leaf == "down_proj":
         return Split(name, shape, "row", -1, runs, "sum", note)
     if not experts:

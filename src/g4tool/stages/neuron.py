@@ -1,7 +1,7 @@
 """The stage that makes what NxD Inference takes, and where its SDK is there, what it compiles."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,13 +35,15 @@ LOG = "compile.log"
 class NeuronStage:
     """Plan, shards and script; and compiled programs where `python` has the SDK in `versions`.
 
-    Without `versions` nothing is compiled, and the manifest says so.
+    Without `versions` nothing is compiled, and the manifest says so. With `graphs` each program is
+    written as StableHLO text too.
     """
 
     convert: Stage
     section: CompileNeuron
     versions: Mapping[str, str] = field(default_factory=dict)
     python: Path | None = None
+    graphs: bool = False
     name: str = "compile-neuron"
     version: int = 2
 
@@ -56,8 +58,9 @@ class NeuronStage:
         return bool(self.versions)
 
     def parameters(self) -> dict[str, Json]:
-        """Ranks, batch, length, chip, grouping of its cores; whether to compile."""
-        return {**self.section.model_dump(), "compile": self.compiles}
+        """Ranks, batch, length, chip, grouping of its cores; whether to compile, and texts."""
+        texts = {"graphs": "stablehlo"} if self.graphs else {}
+        return {**self.section.model_dump(), "compile": self.compiles, **texts}
 
     def environment(self) -> dict[str, Json]:
         """The SDK's versions shape the programs; nothing shapes the plan and the shards."""
@@ -79,7 +82,7 @@ class NeuronStage:
         from g4tool.backends.neuron.programs import check_programs
         from g4tool.backends.neuron.script import compile_script
         from g4tool.backends.neuron.sdk import INSTALL
-        from g4tool.backends.neuron.settings import config_content
+        from g4tool.backends.neuron.settings import buckets, config_content
         from g4tool.checkpoint.reader import open_checkpoint
         from g4tool.files import write_json, write_text
         from g4tool.parallel.plan import make_plan
@@ -92,7 +95,8 @@ class NeuronStage:
         findings = check_model(plan, options, content["neuron_config"], checkpoint.raw_config)
         refuse_errors(findings)
         memory = rank_memory(plan, options.batch, options.seq_len, options.dtype)
-        work.expect(options.tp + 3 + 3 * self.compiles)
+        texts = len(buckets(options.seq_len)) + 2 if self.graphs else 0
+        work.expect(options.tp + 3 + 3 * self.compiles + texts)
         work.need(options.tp * memory.weights)
 
         def planned(path: Path) -> Json:
@@ -109,6 +113,8 @@ class NeuronStage:
                 f"weights/tp{rank}_sharded_checkpoint.safetensors",
                 partial(_write_rank, checkpoint, plan, options, rank, work),
             )
+        if self.graphs:
+            _write_graphs(work, checkpoint, content["neuron_config"])
         sdk = self._compile(work, checkpoint) if self.compiles else None
         record(work, options, memory, found, sdk)
 
@@ -212,6 +218,36 @@ def neuron_stage(
     if sdk.state != "ok":
         return NeuronStage(convert, section), sdk.message(python)
     return NeuronStage(convert, section, sdk.versions, python), None
+
+
+def with_graphs(stage: NeuronStage | NeuronBundleStage) -> NeuronStage:
+    """The same stage, to write StableHLO too. Raises UsageError for a bundle's."""
+    if isinstance(stage, NeuronBundleStage):
+        raise UsageError(
+            "--stablehlo: there is no program for a bundle's packed weights; name the checkpoint "
+            "that it was made from."
+        )
+    return replace(stage, graphs=True)
+
+
+def _write_graphs(work: Work, checkpoint: "Checkpoint", settings: Mapping[str, Any]) -> None:
+    """The programs' texts and what their arguments are, made beside the artifact and taken in."""
+    from g4tool.backends.neuron.compile import scratch_folder
+    from g4tool.backends.neuron.interface import CompileJob, compiler
+    from g4tool.progress import Progress
+
+    def report(event: Mapping[str, Any]) -> None:
+        if event["event"] == "done":
+            made.extend(event["files"])
+            return
+        note = f"{event['model']} {event['bucket']}"
+        work.report(Progress("stablehlo", event["done"], event["total"], "programs", note))
+
+    made: list[str] = []
+    scratch = scratch_folder(work.path)
+    compiler("stablehlo")(CompileJob(checkpoint.folder, settings, scratch), report)
+    for name in made:
+        work.file(name, partial(copy_file, scratch / name))
 
 
 def _write_rank(

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from g4tool.parallel.plan import Plan
 
 NOT_COMPILED = (
-    "NxD Inference has no int4 weights of this form: the plan and each rank's packed weights were "
-    "written and nothing was compiled; to compile, name the checkpoint that the bundle was made "
-    "from. No NEFF was made."
+    "NxD Inference has no weights quantized like these: the plan and each rank's packed weights "
+    "were written and nothing was compiled; to compile, name the checkpoint that the bundle was "
+    "made from. No NEFF was made."
 )
 
 
@@ -32,7 +32,7 @@ class NeuronBundleStage:
     bundle: Source
     section: CompileNeuron
     name: str = "compile-neuron"
-    version: int = 1
+    version: int = 2
 
     @property
     def inputs(self) -> tuple[Source]:

@@ -200,12 +200,32 @@ def test_a_bundle(tmp_path: Path) -> None:
     weights = open_weights(bundle)
     plan = plan_of(weights, 16)
     assert notes == plan.notes()
-    files = sorted((out / "weights").iterdir())
+    # In the ranks' order: tp10 comes after tp2.
+    files = [out / f"weights/tp{rank}_sharded_checkpoint.safetensors" for rank in range(16)]
     assert {path.name for path in out.iterdir()} == {"manifest.json", "plan.json", "weights"}
     for name in plan.splits:
         for part, whole in join_shards(files, plan, name).items():
             assert torch.equal(whole, weights.read(name, part, 0, whole.shape[0])), (name, part)
     weights.close()
+
+
+def test_stablehlo(tmp_path: Path) -> None:
+    """A text for each program of plan.json's lengths, whose arguments are the shards' shapes."""
+    out = tmp_path / "out"
+    flags = ["--model", "tiny-31b", "--seq-len", "128", "--plan-only", "--stablehlo"]
+    ran = _g4(tmp_path / "home", *flags, "--json", "--output", str(out))
+    assert ran.returncode == 0, ran.stdout
+    assert _facts(ran)["compiled"] is False
+    assert "FutureWarning" not in ran.stderr
+    texts = {path.name: path.read_text() for path in (out / "stablehlo").glob("*.mlir")}
+    assert set(texts) == {"context_encoding_model_128.mlir", "token_generation_model_1.mlir"}
+    assert all(text.startswith("// For inspection") for text in texts.values())
+    described = json.loads((out / "stablehlo" / "graphs.json").read_text())["graphs"]
+    assert set(described) == set(texts)
+    weights = json.loads((out / "plan.json").read_text())["weights"]
+    for graph in described.values():
+        found = {x["name"]: x["shape"] for x in graph["arguments"] if x["kind"] == "weight"}
+        assert found == {name: weight["rank_shape"] for name, weight in weights.items()}
 
 
 def test_plan_only_is_done_and_never_compiled(undisturbed: Any) -> None:

@@ -53,6 +53,8 @@ def test_each_rule(code: str) -> None:
     level, findings = _CASES[code]
     assert (code, level) in [(each.code, each.level) for each in findings]
     others = {f.code for f in findings} - {code}
+    if code == "NXDI_UNEVEN":
+        assert any("embed_tokens.weight: 131073 rows" in each.message for each in findings)
     # A length beyond the trained one is beyond the window too; many ranks repeat heads.
     assert others <= {"NXDI_WINDOW", "NXDI_KV_HEADS"}
 
@@ -67,6 +69,11 @@ def test_the_published_models_have_no_errors(variant: str, tp: int, length: int)
     assert {f.code for f in findings} <= {"NXDI_KV_HEADS"}
 
 
+def test_full_layers_alone_have_no_window() -> None:
+    config = replace(VARIANTS["12b"], layers=VARIANTS["12b"].layers[5::6])
+    assert [f.code for f in _check(config, _options(1, 2048))] == []
+
+
 def test_bundles() -> None:
     """26B-A4B in groups of 32 over 4 ranks: 66 groups of the feed-forward, 22 of an expert."""
     config, options = VARIANTS["26b-a4b"], _options(4, 1024)
@@ -77,7 +84,7 @@ def test_bundles() -> None:
     found = {each.code: each for each in uneven}
     assert set(found) == {"NXDI_KV_HEADS", "NXDI_QUANTIZED", "NXDI_UNEVEN"}
     assert found["NXDI_QUANTIZED"].where == "int4"
-    assert "544 columns on 2 ranks, 512 on the others" in found["NXDI_UNEVEN"].message
+    assert "544 columns on the first ranks, 512 on the last" in found["NXDI_UNEVEN"].message
     assert all(each.level == "warning" for each in uneven)
     even = check_bundle(make_plan(config, 2, layouts), options, {}, RankMemory(1 << 40, 1))
     assert [each.code for each in even if each.level == "error"] == ["NCC_EOOM001"]

@@ -72,6 +72,32 @@ def test_a_package_that_breaks_on_import(tmp_path: Path) -> None:
     assert "neuronx-cc cannot be imported (ModuleNotFoundError" in sdk.detail
 
 
-def test_no_python(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be run as a Python"):
-        probe(tmp_path / "python")
+def test_a_package_that_ends_the_process(tmp_path: Path) -> None:
+    install(tmp_path, REAL)
+    (tmp_path / "neuronxcc" / "__init__.py").write_text("import os; os.abort()")
+    sdk = probe(python_with(tmp_path))
+    assert sdk.state == "broken"
+    assert sdk.detail.endswith("ended that Python with exit code -6")
+    assert sdk.versions == REAL
+
+
+def test_packages_that_print_what_is_no_text(tmp_path: Path) -> None:
+    install(tmp_path, REAL)
+    (tmp_path / "neuronxcc" / "__init__.py").write_text(r"import os; os.write(1, b'\xff\xfe{')")
+    assert probe(python_with(tmp_path)).state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (None, r"\(No such file or directory\)"),
+        ("#!/bin/sh\ncat\necho '{}'\nexit 7\n", r"\(it ended with exit code 7 and no answer\)"),
+    ],
+)
+def test_no_python(script: str | None, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "python"
+    if script:
+        path.write_text(script)
+        path.chmod(0o755)
+    with pytest.raises(UsageError, match=f"cannot be run as a Python {words}"):
+        probe(path)

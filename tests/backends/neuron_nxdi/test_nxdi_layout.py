@@ -6,7 +6,6 @@ import torch
 from g4tool.backends.neuron.nxdi_layout import (
     cache_shapes,
     even_plan,
-    kv_heads_per_rank,
     neuron_state_dict,
 )
 from g4tool.checkpoint.inventory import text_tensors
@@ -39,12 +38,6 @@ def test_caches_of_the_31b_on_eight_ranks() -> None:
 
 def test_layers_that_share_keys_and_values_have_no_cache() -> None:
     assert list(cache_shapes(VARIANTS["e2b"], 2, 1, 2048)) == list(range(15))
-
-
-@pytest.mark.parametrize(("degree", "heads"), [(1, 4), (2, 2), (4, 1), (8, 1), (3, 8)])
-def test_key_value_heads_of_a_rank(degree: int, heads: int) -> None:
-    layer = VARIANTS["31b"].layers[5]  # 4 heads
-    assert kv_heads_per_rank(layer, 24, degree) == heads
 
 
 @pytest.mark.parametrize("name", sorted(TINY))
@@ -82,14 +75,14 @@ def test_published_models_split_evenly(variant: str, degree: int) -> None:
             even_plan(config, degree)
         return
     plan = even_plan(config, degree)
-    for number, layer in enumerate(config.layers):
-        if layer.kv_source is None:
-            heads = kv_heads_per_rank(layer, config.num_heads, degree)
-            rows = plan.splits[f"layers.{number}.self_attn.k_proj.weight"].rank_shape(0)[0]
-            assert rows == heads * layer.head_dim
+    for number, (_, heads, _, size) in cache_shapes(config, degree, 1, 8).items():
+        rows = plan.splits[f"layers.{number}.self_attn.k_proj.weight"].rank_shape(0)[0]
+        assert rows == heads * size
 
 
 def test_widths_that_ranks_would_share_unequally_are_refused() -> None:
     layers = tuple(replace(layer, intermediate_size=514) for layer in TINY["tiny-31b"].layers)
-    with pytest.raises(G4Error, match=r"mlp\.gate_proj.*514"):
-        even_plan(replace(TINY["tiny-31b"], layers=layers), 4)
+    # At 8 ranks key-value heads are repeated, which is noted too and refuses nothing.
+    for degree in (4, 8):
+        with pytest.raises(G4Error, match=r"0\.mlp\.gate_proj.*width 514 in blocks of 1"):
+            even_plan(replace(TINY["tiny-31b"], layers=layers), degree)

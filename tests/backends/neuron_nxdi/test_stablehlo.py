@@ -47,8 +47,11 @@ def test_texts_and_their_description(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.neff"))
 
 
-@pytest.mark.parametrize("variant", sorted(VARIANTS))
-@pytest.mark.parametrize("ranks", [4, 8])
+# An expert of the 26B-A4B on 16 ranks is 44 wide, which the canonical model would not take.
+@pytest.mark.parametrize(
+    ("variant", "ranks"),
+    [(x, n) for x in sorted(VARIANTS) for n in (4, 8, 16) if VARIANTS[x].num_heads % n == 0],
+)
 def test_ranks_of_the_published_models_hold_their_part(variant: str, ranks: int) -> None:
     config = VARIANTS[variant]
     model = rank_model(config, ranks, 1, 2048, torch.bfloat16)
@@ -58,7 +61,7 @@ def test_ranks_of_the_published_models_hold_their_part(variant: str, ranks: int)
     for name, size in whole.items():
         split = size == parts[name] * ranks
         replicated = any(part in name for part in ("k_proj", "v_proj")) and parts[name] < size
-        kept = size == parts[name]
+        kept = size == parts[name] and ".experts." not in name
         assert split or replicated or kept, name
     assert whole["embed_tokens.weight"] == parts["embed_tokens.weight"] * ranks
 

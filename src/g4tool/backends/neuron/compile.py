@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ from g4tool.progress import Progress, Report
 
 _SCRATCH = "compile"
 _LOG = "compile.log"
+_RESULTS = ("model.pt", "neuron_config.json")
 _MODULE = "g4tool.backends.neuron.compile_nxdi"
+# Seconds that compilers are given to end by themselves.
+_PATIENCE = 10
 
 
 def scratch_folder(files: Path) -> Path:
@@ -31,13 +35,17 @@ def compile_in(
 ) -> dict[str, Any]:
     """Compile the checkpoint in `model` into `scratch`, as `config` asks, over shards in `weights`.
 
-    Returns {"versions", "neffs": {name: sha256}}; the programs are then in scratch/model.pt and
-    all output in scratch/compile.log. Raises G4Error with the SDK's last word and the log's place.
+    Returns {"versions", "neffs": {name: sha256}}; scratch then has model.pt, the programs, the
+    SDK's neuron_config.json, and in compile.log all output. Raises G4Error with the SDK's last word
+    and the log's place, also where it says that it is done and has not left these and NEFFs.
     """
     scratch.mkdir(parents=True, exist_ok=True)
     link = scratch / "weights"
     link.unlink(missing_ok=True)
     link.symlink_to(weights)
+    # What an earlier run left is not this one's result.
+    for name in _RESULTS:
+        (scratch / name).unlink(missing_ok=True)
     command = [str(python), "-m", _MODULE, "--model", str(model.resolve())]
     command += ["--config", str(config), "--out", str(scratch), "--watched"]
     log = scratch / _LOG
@@ -49,7 +57,8 @@ def compile_in(
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             env=_environment(),
             start_new_session=True,
         ) as process,
@@ -68,20 +77,32 @@ def compile_in(
                     note = f"{event['model']} {event['bucket']}"
                     report(Progress("compile", event["done"], event["total"], "programs", note))
         except BaseException:
-            os.killpg(process.pid, signal.SIGTERM)
+            _stop(process)
             raise
         code = process.wait()
-    if code or last.get("event") != "done" or not (scratch / "model.pt").is_file():
+    neffs = {path.relative_to(scratch).as_posix(): path for path in scratch.glob("work/**/*.neff")}
+    made = neffs and all((scratch / name).is_file() for name in _RESULTS)
+    if code or last.get("event") != "done" or not made:
         why = last.get("message") or f"it ended with exit code {code} and no result"
         raise G4Error(
-            f"the Neuron SDK did not compile the model: {why}. Its log is {log}; what is compiled "
-            "is kept, run the same command again to go on."
+            f"the Neuron SDK did not compile the model: {why.rstrip('.')}. Its log is {log}; what "
+            "is compiled is kept, run the same command again to go on."
         )
-    neffs = {path.relative_to(scratch).as_posix(): path for path in scratch.glob("work/**/*.neff")}
     return {
         "versions": dict(last["versions"]),
         "neffs": {name: sha256(neffs[name]) for name in sorted(neffs)},
     }
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """End the process and all that it started."""
+    try:
+        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(_PATIENCE)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _environment() -> dict[str, str]:

@@ -10,6 +10,7 @@ was stopped goes on where it was. Needs torch, safetensors and the SDK, and no o
 import argparse
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,6 +66,8 @@ def compile_model(job: CompileJob, report: EventReport) -> None:
         for part in model.models
         for number, bucket in enumerate(part.config.neuron_config.buckets)
     ]
+    # As NxD Inference does, but before the first look for finished programs.
+    shutil.rmtree(job.out / WORK, ignore_errors=True)
     with _watched(job.out / WORK, buckets, report):
         model.compile(str(job.out))
     report({"event": "done", "files": _made(job.out), "versions": _versions()})

@@ -5,14 +5,13 @@ from typing import Any
 
 from g4tool.backends.neuron.findings import Finding
 from g4tool.backends.neuron.memory import RankMemory, rank_memory
-from g4tool.backends.neuron.nxdi_layout import check_degree
+from g4tool.backends.neuron.nxdi_layout import check_even
 from g4tool.backends.neuron.setting_names import NAMES
 from g4tool.backends.neuron.settings import NeuronOptions
 from g4tool.backends.neuron.targets import GIB, smallest_instance
 from g4tool.errors import G4Error
 from g4tool.model.config import TextConfig
-from g4tool.parallel.plan import Plan
-from g4tool.parallel.plan import check_degree as divides
+from g4tool.parallel.plan import Plan, check_degree
 
 # NxD Inference's attention kernels take heads up to this size.
 _KERNEL_HEAD = 128
@@ -31,7 +30,7 @@ def check_model(
     memory = rank_memory(plan, options.batch, options.seq_len, options.dtype)
     return [
         *_in_common(plan, options, raw_config, memory),
-        *_degree(plan),
+        *_even(plan),
         *_kernels(plan, settings),
         *_names(settings),
     ]
@@ -49,7 +48,7 @@ def check_wish(text: TextConfig, options: NeuronOptions) -> list[Finding]:
 
     Raises UsageError for a degree that does not divide the query heads.
     """
-    divides(text, options.tp)
+    check_degree(text, options.tp)
     return [*_lnc(options), *_instance(options), *_length(text, options)]
 
 
@@ -77,13 +76,14 @@ def _quantized(plan: Plan) -> Iterator[Finding]:
 
 
 def _ranks_differ(plan: Plan) -> Iterator[Finding]:
-    if not plan.even():
-        name, note = next(iter(plan.notes().items()))
+    differ = next((split for split in plan.splits.values() if not split.is_even), None)
+    if differ is not None:
         yield Finding(
             "NXDI_UNEVEN",
             "warning",
             f"tp {plan.degree}",
-            f"ranks differ in shape, and one program serves all ranks ({name}: {note}).",
+            "ranks differ in shape, and one program serves all ranks "
+            f"({differ.name}: {differ.note}).",
         )
 
 
@@ -113,9 +113,9 @@ def _instance(options: NeuronOptions) -> Iterator[Finding]:
         )
 
 
-def _degree(plan: Plan) -> Iterator[Finding]:
+def _even(plan: Plan) -> Iterator[Finding]:
     try:
-        check_degree(plan.config, plan.degree)
+        check_even(plan)
     except G4Error as error:
         # One program serves all ranks, so their shapes are alike.
         yield Finding("NXDI_UNEVEN", "error", f"tp {plan.degree}", str(error))
@@ -162,7 +162,8 @@ def _length(text: TextConfig, options: NeuronOptions) -> Iterator[Finding]:
 
 def _window(plan: Plan, options: NeuronOptions) -> Iterator[Finding]:
     window = plan.config.sliding_window
-    if options.seq_len > window:
+    slides = any(layer.attention == "sliding" for layer in plan.config.layers)
+    if slides and options.seq_len > window:
         yield Finding(
             "NXDI_WINDOW",
             "warning",

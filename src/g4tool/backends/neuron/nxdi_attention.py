@@ -11,10 +11,10 @@ from torch import Tensor
 
 from g4tool.backends.neuron.nxdi_cache import KeysValues
 from g4tool.backends.neuron.nxdi_config import Gemma4InferenceConfig
-from g4tool.backends.neuron.nxdi_layout import kv_heads_per_rank
 from g4tool.model.config import LayerConfig, TextConfig
 from g4tool.model.norm import RMSNorm, rms_norm
 from g4tool.model.rope import rotate
+from g4tool.parallel.plan import kv_heads
 
 
 class NeuronSpan(NamedTuple):
@@ -52,7 +52,7 @@ class NeuronAttention(NeuronAttentionBase):
         self.value_from_key = layer.value_from_key
         self.source_kv_heads = layer.num_kv_heads
         self.num_heads = text.num_heads // self.tp_degree
-        self.num_key_value_heads = kv_heads_per_rank(layer, text.num_heads, self.tp_degree)
+        self.num_key_value_heads = len(kv_heads(layer, text.num_heads, self.tp_degree, 0))
         self.num_key_value_groups = self.num_heads // self.num_key_value_heads
         width = text.num_heads * layer.head_dim
         self.q_proj = self._columns(width)

@@ -8,7 +8,7 @@ from typing import Any
 
 from neuronx_distributed_inference.models.config import InferenceConfig, NeuronConfig
 
-from g4tool.backends.neuron.nxdi_layout import check_degree
+from g4tool.backends.neuron.nxdi_layout import even_plan
 from g4tool.checkpoint.config import parse_text_config
 from g4tool.checkpoint.folder import read_config
 from g4tool.errors import G4Error
@@ -123,7 +123,7 @@ class Gemma4InferenceConfig(InferenceConfig):
         self.use_return_dict = True
         # The port's head reads the embedding itself, so NxD has no second copy to make.
         self.tie_word_embeddings = False
-        check_degree(text, self.neuron_config.tp_degree)
+        even_plan(text, self.neuron_config.tp_degree)
 
 
 def from_folder(folder: Path | str) -> Callable[[Any], None]:

@@ -56,11 +56,6 @@ def neuron_state_dict(
     }
 
 
-def kv_heads_per_rank(layer: LayerConfig, num_heads: int, degree: int) -> int:
-    """Key-value heads that one of `degree` ranks holds, the same number on each; see the plan."""
-    return len(kv_heads(layer, num_heads, degree, 0))
-
-
 def cache_slots(layer: LayerConfig, config: TextConfig, length: int) -> int:
     """Tokens a layer's cache holds: a sliding layer keeps a ring of its window, no more."""
     return min(length, config.sliding_window) if layer.attention == "sliding" else length
@@ -76,7 +71,7 @@ def cache_shapes(
     return {
         number: (
             batch,
-            kv_heads_per_rank(layer, config.num_heads, degree),
+            len(kv_heads(layer, config.num_heads, degree, 0)),
             cache_slots(layer, config, length),
             layer.head_dim,
         )
@@ -85,22 +80,21 @@ def cache_shapes(
     }
 
 
-def check_degree(config: TextConfig, degree: int) -> None:
-    """Raises what `even_plan` raises."""
-    even_plan(config, degree)
-
-
 def even_plan(config: TextConfig, degree: int) -> Plan:
     """The plan for `degree` ranks, all of whose shapes are alike: one program serves them all.
 
-    Raises UsageError for a degree that the plan refuses, G4Error where ranks would differ or would
-    have a large weight whole.
+    Raises UsageError for a degree that the plan refuses, and what `check_even` raises.
     """
     plan = make_plan(config, degree, expert_block=1)
-    whole = any(split.kind == "replicated" and split.note for split in plan.splits.values())
-    if whole or not plan.even():
-        name, note = next(iter(plan.notes().items()))
-        raise G4Error(
-            f"tensor parallelism {degree} does not give all ranks the same shapes ({name}: {note})."
-        )
+    check_even(plan)
     return plan
+
+
+def check_even(plan: Plan) -> None:
+    """Raises G4Error where ranks would differ in shape or would have a large weight whole."""
+    for split in plan.splits.values():
+        if not split.is_even or (split.kind == "replicated" and split.note):
+            raise G4Error(
+                f"tensor parallelism {plan.degree} does not cut every weight evenly "
+                f"({split.name}: {split.note})."
+            )

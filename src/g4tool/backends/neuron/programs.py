@@ -1,7 +1,5 @@
 """A rank's programs, checked against the compiler's rules before anything is compiled."""
 
-import warnings
-
 from g4tool.backends.neuron.findings import Finding
 from g4tool.backends.neuron.graph import read_stablehlo
 from g4tool.backends.neuron.graph_rules import check_graph
@@ -24,9 +22,6 @@ def check_programs(plan: Plan, options: NeuronOptions, report: Report) -> list[F
         zip(PARTS, (buckets(options.seq_len)[0], 1), strict=True)
     ):
         report(Progress("check", done, len(PARTS), "programs", part))
-        with warnings.catch_warnings():
-            # torch.export warns about its own future.
-            warnings.simplefilter("ignore", FutureWarning)
-            text = rank_graph(plan.config, settings, tokens).text
+        text = rank_graph(plan.config, settings, tokens).text
         found += check_graph(read_stablehlo(part, text), options.chip.name)
     return found

@@ -15,7 +15,9 @@ here=$(cd "$(dirname "$0")" && pwd)
 model=${{1:?usage: compile.sh MODEL (the folder with config.json and the weights)}}
 export NEURON_PLATFORM_TARGET_OVERRIDE={target}
 export NEURON_LOGICAL_NC_CONFIG={lnc}
-cp "$here/neuron_config.json" "$here/neuron_config.asked.json"
+# The compilation writes its own neuron_config.json.
+[ -f "$here/neuron_config.asked.json" ] ||
+  cp "$here/neuron_config.json" "$here/neuron_config.asked.json"
 exec "${{NEURON_PYTHON:-python3}}" -m g4tool.backends.neuron.compile_nxdi \\
   --model "$model" --config "$here/neuron_config.asked.json" --out "$here"
 """

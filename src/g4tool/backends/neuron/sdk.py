@@ -30,26 +30,28 @@ INSTALL = (
 # What PyPI's placeholders call themselves.
 _STUBS = {"1.0", "0.1", "0.1.0", "0.0.1", "1.0.post1"}
 _TIMEOUT = 300
+_ANSWER = "the Neuron SDK here: "
 
 State = Literal["ok", "missing", "placeholder", "too old", "broken"]
 
 # Runs in the SDK's Python, which need not have g4tool.
 _PROBE = """
 import importlib, importlib.metadata, json, sys
-found = {}
-for name, module in json.loads(sys.argv[1]).items():
+modules, found = json.loads(sys.argv[1]), {}
+for name in modules:
     try:
-        version = importlib.metadata.version(name)
+        found[name] = [importlib.metadata.version(name), None]
     except importlib.metadata.PackageNotFoundError:
         found[name] = [None, None]
-        continue
-    try:
-        importlib.import_module(module)
-        problem = None
-    except BaseException as error:
-        problem = f"{type(error).__name__}: {error}"
-    found[name] = [version, problem]
-print("\\n" + json.dumps(found))
+# Twice: an import may end the process.
+print(sys.argv[2] + json.dumps(found), flush=True)
+for name, module in modules.items():
+    if found[name][0] is not None:
+        try:
+            importlib.import_module(module)
+        except BaseException as error:
+            found[name][1] = f"{type(error).__name__}: {error}"
+print("\\n" + sys.argv[2] + json.dumps(found))
 """
 
 
@@ -73,18 +75,29 @@ class Sdk:
 def probe(python: Path) -> Sdk:
     """Ask `python` for the SDK's packages. Raises UsageError where it is no Python."""
     modules = {name: module for name, (module, _) in PACKAGES.items()}
+    no_python = f"--neuron-python {python} cannot be run as a Python"
     try:
         ran = subprocess.run(
-            [str(python), "-c", _PROBE, json.dumps(modules)],
+            [str(python), "-c", _PROBE, json.dumps(modules), _ANSWER],
+            stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=_TIMEOUT,
-            check=True,
         )
-        found = json.loads(ran.stdout.rstrip().rpartition("\n")[2])
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
-        raise UsageError(f"--neuron-python {python} cannot be run as a Python ({error}).") from None
-    return classify({name: (version, problem) for name, (version, problem) in found.items()})
+    except OSError as error:
+        raise UsageError(f"{no_python} ({error.strerror}).") from None
+    except subprocess.TimeoutExpired:
+        raise UsageError(f"{no_python} (no answer in {_TIMEOUT} seconds).") from None
+    answers = [line for line in ran.stdout.splitlines() if line.startswith(_ANSWER)]
+    if not answers:
+        raise UsageError(f"{no_python} (it ended with exit code {ran.returncode} and no answer).")
+    found = json.loads(answers[-1].removeprefix(_ANSWER))
+    sdk = classify({name: (version, problem) for name, (version, problem) in found.items()})
+    if ran.returncode and sdk.state == "ok":
+        detail = f"importing its packages ended that Python with exit code {ran.returncode}"
+        return Sdk("broken", sdk.versions, detail)
+    return sdk
 
 
 def classify(found: Mapping[str, tuple[str | None, str | None]]) -> Sdk:

@@ -5,6 +5,7 @@ parses and runs them. Nothing here is an executable, and no file looks like one.
 """
 
 import json
+import warnings
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -75,9 +76,11 @@ def rank_graph(text: TextConfig, settings: Mapping[str, Any], tokens: int) -> Gr
     ids = torch.zeros(batch, tokens, dtype=torch.int64, device="meta")
     # Two tensors: torch.export takes one that is given twice for a single input.
     start, last = (torch.zeros((), dtype=torch.int64, device="meta") for _ in range(2))
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        # torch.export warns about its own future.
+        warnings.simplefilter("ignore", FutureWarning)
         program = torch.export.export(LastToken(model), (ids, start, last), strict=False)
-    return lower(program, ranks, canonical_name)
+        return lower(program, ranks, canonical_name)
 
 
 def _programs(settings: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

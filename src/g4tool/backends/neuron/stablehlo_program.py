@@ -29,9 +29,8 @@ class Graph:
     """A module's text; `arguments` and `results` describe main's, in order.
 
     An argument has name, kind ("weight", "cache", "constant", "rank", "input"), shape and dtype; a
-    result
-    has name, shape and dtype, and where it is a changed cache, the place of the argument that it
-    replaces.
+    result has name, shape and dtype, and where it is a changed cache, the place of the argument
+    that it replaces.
     """
 
     text: str

@@ -5,7 +5,7 @@ program serves all ranks: a rank's number, where the runtime knows it, is an arg
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -17,7 +17,7 @@ from g4tool.model.config import TextConfig
 from g4tool.model.decoder import DecoderLayer
 from g4tool.model.text import TextModel
 from g4tool.parallel.plan import Plan
-from g4tool.parallel.runtime import PartEmbedding, build_rank, join_ranks
+from g4tool.parallel.runtime import PartEmbedding, join_ranks
 
 # All ranks are one group here, so any name of it will do.
 _GROUP = "ranks"
@@ -70,7 +70,9 @@ def rank_model(
     Raises UsageError or G4Error for a degree that does not split the model evenly (see even_plan).
     """
     plan = even_plan(config, ranks)
-    model = build_rank(plan, 0)
+    with torch.device("meta"):
+        # With experts of the whole width, cut below: the canonical ones come in blocks of 8.
+        model = TextModel(replace(plan.rank_config(0), moe=config.moe))
     if ranks > 1:
         _cut_whole(model, plan)
         join_ranks(model, plan, TracedGroup(ranks))
@@ -104,7 +106,7 @@ class LastToken(nn.Module):
 
 
 def _cut_whole(model: TextModel, plan: Plan) -> None:
-    """Gives a rank's shape to the weights that are whole in a model of the plan's rank config."""
+    """Gives a rank's shape to the weights that are still whole: the vocabulary's, the experts'."""
     for name, split in plan.splits.items():
         owner, _, leaf = name.rpartition(".")
         module = model.get_submodule(owner)
