@@ -25,7 +25,9 @@ needs_package = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(params=["tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-31b mixed"])
+@pytest.fixture(
+    params=["tiny-31b", "tiny-e2b", "tiny-26b-a4b", "tiny-31b mixed", "tiny-26b-a4b mixed"]
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     name, _, mixed = request.param.partition(" ")
     return tiny_bundle(name, tmp_path_factory, bool(mixed)).path / "compressed-tensors"

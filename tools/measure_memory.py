@@ -1,10 +1,10 @@
 """Measures the peak memory of quantizing layers of 31B's width, 2 against 6 of them.
 
-    python tools/measure_memory.py [--layers 2 6] [--width 5376] [--folder DIR]
+    python tools/measure_memory.py [--layers 2 6] [--width 5376] [--formats F,F ...] [--folder DIR]
 
 For each number of layers it writes a random checkpoint (1.0 GB a layer at full width) into a
-temporary folder, quantizes it in a process of its own, and prints the highest RssAnon seen and
-the maximum resident set. Linux only.
+temporary folder, quantizes it into each list of formats, in a process of its own, and prints the
+highest RssAnon seen and the maximum resident set. Linux only.
 """
 
 import argparse
@@ -60,10 +60,12 @@ def write_random(folder: Path, config: TextConfig) -> None:
     write_checkpoint(folder, {n: (torch.bfloat16, s) for n, s in shapes.items()}, read)
 
 
-def peak_of(folder: Path) -> tuple[int, int]:
+def peak_of(folder: Path, formats: str) -> tuple[int, int]:
     """Highest RssAnon and maximum resident set in bytes of a process that quantizes `folder`."""
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_work, args=(folder, theirs))
+    process = multiprocessing.get_context("spawn").Process(
+        target=_work, args=(folder, formats, theirs)
+    )
     process.start()
     theirs.close()
     anonymous, resident = ours.recv()
@@ -71,11 +73,14 @@ def peak_of(folder: Path) -> tuple[int, int]:
     return anonymous, resident
 
 
-def _work(folder: Path, pipe: Connection) -> None:
+def _work(folder: Path, formats: str, pipe: Connection) -> None:
     from g4tool.checkpoint.reader import open_checkpoint
-    from g4tool.quantize.driver import quantize_unit, units
+    from g4tool.pipeline.hashes import FileHashes
+    from g4tool.pipeline.work import Work
+    from g4tool.progress import silent
     from g4tool.quantize.options import QuantizeOptions
     from g4tool.quantize.policy import plan
+    from g4tool.stages.bundles import Bundles
 
     highest = [0]
     finished = threading.Event()
@@ -86,12 +91,19 @@ def _work(folder: Path, pipe: Connection) -> None:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    checkpoint = open_checkpoint(folder)
+    checkpoint, options = open_checkpoint(folder), QuantizeOptions()
     with tempfile.TemporaryDirectory(dir=folder) as out:
-        for unit in units(plan(checkpoint, QuantizeOptions())):
-            path = Path(out) / unit.file
-            quantize_unit(checkpoint, unit, path)
-            path.unlink()
+        Bundles(
+            work=Work("quantize", Path(out), (), FileHashes(Path(out) / "hashes"), silent),
+            checkpoint=checkpoint,
+            options=options,
+            plans=plan(checkpoint, options),
+            formats=tuple(formats.split(",")),
+            device="cpu",
+            source={},
+            recipe={},
+            versions={},
+        ).write()
     finished.set()
     watcher.join()
     pipe.send((highest[0], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
@@ -109,16 +121,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--layers", type=int, nargs="+", default=[2, 6])
     parser.add_argument("--width", type=int, default=5376)
+    parser.add_argument("--formats", nargs="+", default=["torchao"], help="comma-separated lists")
     parser.add_argument("--folder", type=Path, help="where the temporary checkpoints go")
     arguments = parser.parse_args()
     for layers in arguments.layers:
         with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
             write_random(Path(folder), config_of(layers, arguments.width))
-            anonymous, resident = peak_of(Path(folder))
-        print(
-            f"{layers} layers: RssAnon {anonymous / 2**20:.0f} MiB, "
-            f"maximum resident set {resident / 2**20:.0f} MiB"
-        )
+            for formats in arguments.formats:
+                anonymous, resident = peak_of(Path(folder), formats)
+                print(
+                    f"{layers} layers, {formats}: RssAnon {anonymous / 2**20:.0f} MiB, "
+                    f"maximum resident set {resident / 2**20:.0f} MiB",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

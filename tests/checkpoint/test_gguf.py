@@ -136,9 +136,8 @@ def test_the_tokenizer_comes_back(tmp_path: Path, tiny_folders: dict[str, Path])
     foreign_gguf(path, source, {})
     folder = tmp_path / "folder"
     folder.mkdir()
-    checkpoint = open_checkpoint(path)
-    (folder / "config.json").write_text(json.dumps(checkpoint.raw_config))
-    for name, content in small_files(path, read_header(path, texts=True).metadata).items():
+    (folder / "config.json").write_text(json.dumps(open_checkpoint(path).raw_config))
+    for name, content in _small_files(path).items():
         (folder / name).write_text(content)
     ours, theirs = Tokenizer(folder), Tokenizer(source)
     text = text_of(source)
@@ -149,6 +148,11 @@ def test_the_tokenizer_comes_back(tmp_path: Path, tiny_folders: dict[str, Path])
     assert ours.guard("<|turn>") == theirs.guard("<|turn>")
     for name in ("chat_template.jinja", "generation_config.json"):
         assert _read(folder / name) == _read(source / name)
+
+
+def _small_files(path: Path) -> dict[str, str]:
+    vocab = open_checkpoint(path).config.vocab_size
+    return small_files(path, read_header(path, texts=True).metadata, vocab)
 
 
 def _read(path: Path) -> Any:
@@ -187,6 +191,7 @@ def test_token_types_are_those_of_llama_cpps_converter(tiny_folders: dict[str, P
         ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model is 'llama', but g4 knows"),
         ({"tokenizer.ggml.merges": None}, "key tokenizer.ggml.merges is missing"),
         ({"tokenizer.ggml.token_type": [1, 2]}, "token_type has not one entry a token"),
+        ({"tokenizer.ggml.tokens": ["a"] * 4097}, "tokens has 4097 tokens, but the model's"),
         ({"split.count": 3}, "is one of 3 files that make one model; join them first"),
         ({"general.alignment": 0}, "general.alignment is 0, not a number of bytes"),
     ],
@@ -197,7 +202,7 @@ def test_metadata_that_does_not_do(
     path = tmp_path / "model.gguf"
     foreign_gguf(path, tiny_folders["tiny-e2b"], {}, change=change)
     with pytest.raises(G4Error, match=re.escape(message)) as caught:
-        small_files(open_checkpoint(path).folder, read_header(path, texts=True).metadata)
+        _small_files(path)
     assert str(caught.value).startswith(str(path))
 
 
@@ -242,6 +247,7 @@ def test_a_broken_header_is_one_error(tmp_path: Path, small: bytes) -> None:
         (entry + 20, struct.pack("<I", 4), "token_embd.weight holds values of the type 4"),
         (entry + 4, struct.pack("<Q", 100), "is truncated|asks for"),
         (entry + 24, struct.pack("<Q", 2**50), "token_embd.weight ends at byte"),
+        (entry + 24, struct.pack("<Q", 32), "overlaps the tensor before it"),
     ]:
         path.write_bytes(small[:place] + value + small[place + len(value) :])
         with pytest.raises(G4Error, match=message.replace("\\", "\\\\")):

@@ -32,13 +32,17 @@ def test_the_chosen_rules_are_a_recipe_that_is_used_again(
     g4: G4, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    first = g4("quantize", "--model", "tiny-26b-a4b", "--target-bpw", "5.4", "--json")
+    goal = ("quantize", "--model", "tiny-26b-a4b", "--target-bpw", "5.4")
+    both = ("--format", "torchao", "--format", "compressed-tensors")
+    first = g4(*goal, *both, "--json")
     assert first.code == 0, first.out
     assert first.json["bits_per_weight"] <= 5.4
-    again = g4("quantize", "--model", "tiny-26b-a4b", "--target-bpw", "5.4")
+    assert first.json["formats"].keys() == {"torchao", "compressed-tensors"}
+    again = g4(*goal)
     assert "using the rules in tiny-26b-a4b-5.4bpw.yaml" in again.err
     built = g4("build", "tiny-26b-a4b-5.4bpw.yaml", "--json")
     assert built.json["path"] == first.json["path"] == again.out.strip()
+    assert g4(*goal, "--format", "torchao", "--json").json["formats"].keys() == {"torchao"}
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_an_exported_program_goes_into_a_folder(g4: G4, hub: Hub, tmp_path: Path
     _upload(g4, str(program))
     files = hub.repos[REPO].files
     assert files["sea-program/model.pte"] == b"program"
-    assert "up to 512 tokens" in files["README.md"].decode()
+    assert "up to 512 tokens, exported without a proof:" in files["README.md"].decode()
     shutil.rmtree(program)
     ran = g4("upload", REPO, str(program), "--recipe", "tiny-31b")
     assert ran.code == 2

@@ -12,15 +12,18 @@ from g4tool.stages.build import build
 
 _made: dict[str, Artifact] = {}
 
-# One kind of matrix at 8 bit, so that loaders meet two groups of layers.
-_MIXED = Rule(match="o_proj", scheme="int8", group_size=64)
+# One kind of matrix and a layer's experts at 8 bit, so that loaders meet groups of layers.
+_MIXED = [
+    Rule(match="o_proj", scheme="int8", group_size=64),
+    Rule(match=r"layers\.0\.experts", scheme="int8"),
+]
 
 
 def recipe_of(name: str, formats: list[str], mixed: bool = False) -> Recipe:
     """The recipe that quantizes a tiny model into `formats`."""
     recipe = load_recipe("tiny-31b", [f"model={name}"])
     assert recipe.quantize is not None
-    rules = [_MIXED, *recipe.quantize.rules] if mixed else recipe.quantize.rules
+    rules = [*_MIXED, *recipe.quantize.rules] if mixed else recipe.quantize.rules
     quantize = recipe.quantize.model_copy(update={"formats": formats, "rules": rules})
     return recipe.model_copy(update={"quantize": quantize})
 

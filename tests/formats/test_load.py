@@ -108,20 +108,20 @@ def test_experts_may_be_int8(sources: dict[str, Path], tmp_path: Path) -> None:
 def test_a_loaded_bundle_exports(
     made: dict[str, tuple[Path, dict[str, Tensor]]],
 ) -> None:
-    for name in ("tiny-e2b", "tiny-26b-a4b"):
-        model = load_bundle(made[name][0], torch.float32)
-        ids = torch.arange(9).view(1, 9)
-        with torch.no_grad():
-            want = model(ids)
-            program = torch.export.export(
-                model,
-                (ids,),
-                dynamic_shapes={"input_ids": {1: torch.export.Dim("n", min=2, max=64)}},
-                strict=True,
-            )
-            torch.testing.assert_close(program.module()(ids), want)
-            longer = torch.arange(20).view(1, 20)
-            torch.testing.assert_close(program.module()(longer), model(longer))
+    # The one that has every kind of leaf.
+    model = load_bundle(made["tiny-26b-a4b"][0], torch.float32)
+    ids = torch.arange(9).view(1, 9)
+    with torch.no_grad():
+        want = model(ids)
+        program = torch.export.export(
+            model,
+            (ids,),
+            dynamic_shapes={"input_ids": {1: torch.export.Dim("n", min=2, max=64)}},
+            strict=True,
+        )
+        torch.testing.assert_close(program.module()(ids), want)
+        longer = torch.arange(20).view(1, 20)
+        torch.testing.assert_close(program.module()(longer), model(longer))
 
 
 def test_is_bundle(bundle: Path, sources: dict[str, Path], tmp_path: Path) -> None:

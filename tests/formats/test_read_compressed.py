@@ -202,6 +202,20 @@ def test_our_own_folder_is_read_as_anybody_elses(
         assert torch.equal(found[key], value), key
 
 
+def test_without_g4_json_the_files_must_be_of_one_bundle(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    bundle = tiny_bundle("tiny-31b", tmp_path_factory).path / "compressed-tensors"
+    folder = Path(shutil.copytree(bundle, tmp_path / "copy"))
+    (folder / BUNDLE).unlink()
+    ids = torch.arange(2, 20)[None]
+    assert torch.equal(load_bundle(folder)(ids), load_bundle(bundle)(ids))
+    other = folder / "model-00003-of-00007.safetensors"
+    save_file(load_file(other), other, {"format": "pt"})
+    with pytest.raises(G4Error, match=f"{other.name} belongs to another bundle than model-00001"):
+        load_bundle(folder)
+
+
 def test_a_file_of_another_bundle_is_noticed(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -254,6 +268,14 @@ def test_a_packed_embedding_becomes_8_bit(folder: Path) -> None:
     codes, scale, _ = quantized(table, PLAIN)
     rows = codes[7].float() * scale[7].float().repeat_interleave(32)
     assert torch.equal(model.embed_tokens(torch.tensor([7]))[0], rows)
+
+    # A run in bf16 does not round finer scales.
+    tensors[f"{key}_scale"] = scale.float() * (1 + 2**-9)
+    save(folder, tensors)
+    found = load_bundle(folder).embed_tokens(torch.tensor([7]))[0]
+    rows = codes[7].float() * tensors[f"{key}_scale"][7].repeat_interleave(32)
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, rows.bfloat16())
 
 
 def test_dead_matrices_of_shared_layers_are_left_out(

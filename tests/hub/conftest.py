@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, file_download
 from huggingface_hub.utils import _http
 
 from tests.hub.server import TOKEN, Hub, serving
@@ -15,7 +15,9 @@ from tests.hub.server import TOKEN, Hub, serving
 def sleeps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses that the library would have made between tries, in seconds."""
     made: list[float] = []
-    monkeypatch.setattr(_http, "time", SimpleNamespace(sleep=made.append, time=time.time))
+    clock = SimpleNamespace(sleep=made.append, time=time.time)
+    for module in (_http, file_download):
+        monkeypatch.setattr(module, "time", clock)
     return made
 
 

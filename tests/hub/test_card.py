@@ -70,6 +70,17 @@ def test_the_hub_reads_what_it_is_made_of() -> None:
     assert not any(key.startswith("extra_gated") for key in front)
 
 
+def test_groups_are_stated_where_they_are_the_schemes() -> None:
+    text = card(FACTS)
+    assert "Scheme `int4-hqq`, group 32,\none tensor" in text
+    assert "- recipe: scheme `int4-hqq`, group 32, 2 rules" in text
+    assert "int4 with float zero points, int8 symmetric" in text
+    recipe = {"scheme": "int8", "group_size": 32, "rules": []}
+    text = card(replace(FACTS, lineage={**FACTS.lineage, "recipe": recipe}))
+    assert "Scheme `int8`, one scale a row,\none tensor" in text
+    assert "group 32" not in text
+
+
 def test_a_licence_is_copied_and_never_made_up() -> None:
     text = card(replace(FACTS, metadata={}, base=None, commit=None))
     front = _front(text)

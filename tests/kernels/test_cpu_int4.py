@@ -54,6 +54,18 @@ def test_no_farther_from_the_weight_than_bf16(
 
 
 @needs_kernel
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_scales_that_bf16_would_round_stay_as_they_are(dtype: torch.dtype) -> None:
+    qdata, scale, zero = parts(64, 64, group=32)
+    prepared(Int4Linear(qdata.clone(), scale.to(dtype), zero))
+    finer = scale.to(dtype)
+    finer[1, 5] *= 1 + 2**-9
+    kept = prepared(Int4Linear(qdata, finer, zero), replaced=0)
+    assert type(kept) is Int4Linear
+    assert torch.equal(kept.scale, finer)
+
+
+@needs_kernel
 def test_takes_the_bytes_that_were_there() -> None:
     module = Int4Linear(*parts(192, 256, group=32))
     where, before = module.qdata.data_ptr(), sum(b.nbytes for b in module.buffers())

@@ -62,6 +62,18 @@ def test_embedding_gives_rows_and_scores(group: int, dtype: torch.dtype) -> None
     assert (table.project(hidden).double() - want).abs().max() <= share * want.abs().max()
 
 
+def test_a_scale_finer_than_the_activations_is_not_rounded() -> None:
+    qdata, scale, _ = quantized(64, 96, group=96)
+    scale = scale.float() * (1 + 2**-9)
+    weight = dequantize_int8(qdata, scale, torch.float64)
+    table = Int8Embedding(qdata, scale, torch.empty(0, dtype=torch.bfloat16))
+    ids = torch.tensor([[0, 63, 7]])
+    assert torch.equal(table(ids), F.embedding(ids, weight.bfloat16()))
+    # One row that picks a column out shows the weights themselves.
+    hidden = torch.eye(96, dtype=torch.bfloat16)[:3]
+    assert torch.equal(table.project(hidden), weight.bfloat16().T[:3])
+
+
 @pytest.mark.parametrize("group", [32, 64])
 def test_experts_equal_the_weight_itself(group: int) -> None:
     qdata, scale, weight = quantized(5, 48, 64, group=group)

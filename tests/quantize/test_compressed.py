@@ -65,6 +65,29 @@ def test_layers_that_vllm_joins_get_the_finest_of_them(tiny: Tiny) -> None:
     )
 
 
+def test_int8_lies_as_vllm_has_it(tiny: Tiny, moe_704: Checkpoint) -> None:
+    checkpoint = open_checkpoint(tiny("tiny-26b-a4b"))
+    plans = packed_plan(checkpoint, scheme="int8")
+    sizes = {name.partition(".experts.")[2]: p.group_size for name, p in plans.items()}
+    assert sizes["gate_up_proj.weight"] == sizes["down_proj.weight"] == 128
+    section = compressed_config(checkpoint, plans.values())["quantization_config"]
+    found = [
+        (group["weights"]["strategy"], group["weights"]["group_size"], group["targets"])
+        for group in section["config_groups"].values()
+    ]
+    rows, grouped = sorted(found)
+    assert rows[:2] == ("channel", None)
+    assert not any("experts" in target for target in rows[2])
+    assert grouped[:2] == ("group", 128)
+    whole = plans["layers.0.self_attn.o_proj.weight"]
+    assert whole.group_size == 256
+    (wide,) = compressed_plan(checkpoint, [replace(whole, shape=(128, 512))])
+    assert (wide.group_size, wide.scheme) == (128, "int8")
+    # 704 columns take no group of 128, and vLLM joins the experts' matrices.
+    found = packed_plan(moe_704, scheme="int8")
+    assert {p.group_size for name, p in found.items() if ".experts." in name} == {64}
+
+
 def test_odd_sizes(moe_704: Checkpoint) -> None:
     found = packed_plan(moe_704, group_size=128)
     assert found["layers.0.experts.down_proj.weight"].group_size == 64

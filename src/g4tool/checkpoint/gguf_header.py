@@ -13,12 +13,14 @@ import importlib
 import math
 import os
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from g4tool.checkpoint.settings import shown
 from g4tool.errors import G4Error
 
 Metadata = dict[str, Any]
@@ -127,13 +129,22 @@ class _Parser:
             if name in found:
                 raise G4Error(f"{self._path}: the tensor {name} is there twice.")
             found[name] = tensor
+        self._check_apart(found.values())
         self._file.seek(0)
         return GgufHeader(
             metadata, found, hashlib.sha256(self._file.read(end)).hexdigest(), self._size
         )
 
+    def _check_apart(self, tensors: Iterable[GgufTensor]) -> None:
+        """No byte belongs to two tensors."""
+        end = 0
+        for tensor in sorted(tensors, key=lambda tensor: (tensor.offset, tensor.nbytes)):
+            if tensor.offset < end:
+                raise G4Error(f"{self._path}: {tensor.name} overlaps the tensor before it.")
+            end = tensor.offset + tensor.nbytes
+
     def _counts(self) -> tuple[int, int]:
-        if self._take(4, "the first bytes") != b"GGUF":
+        if self._take(4, "its beginning") != b"GGUF":
             raise G4Error(f"{self._path} is not a GGUF file: it does not begin with GGUF.")
         version = self._number("I")
         if version not in _VERSIONS:
@@ -210,7 +221,7 @@ class _Parser:
     def _name(self, what: str) -> str:
         name = self._text(what)
         if not name.isprintable():
-            raise G4Error(f"{self._path}: {what} is {name!r}, which is no name.")
+            raise G4Error(f"{self._path}: {what} is {shown(name)}, which is no name.")
         return name
 
     def _text(self, what: str) -> str:

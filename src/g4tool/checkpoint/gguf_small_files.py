@@ -35,13 +35,18 @@ def token_ids(path: Path, metadata: Metadata) -> dict[str, Any]:
     return found
 
 
-def small_files(path: Path, metadata: Metadata) -> dict[str, str]:
+def small_files(path: Path, metadata: Metadata, vocab: int) -> dict[str, str]:
     """Content by name of the files that make a checkpoint's folder, but for config.json.
 
-    Raises G4Error, naming the key, for a tokenizer of another kind, and for keys that are missing
-    or do not fit each other.
+    `vocab` is the number of the embedding's rows. Raises G4Error, naming the key, for a tokenizer
+    of another kind or another model, and for keys that are missing or do not fit each other.
     """
     tokens = _list(path, metadata, "tokens", str)
+    if len(tokens) != vocab:
+        raise G4Error(
+            f"{path}: {PREFIX}tokens has {len(tokens)} tokens, but the model's embedding has "
+            f"{vocab} rows; the tokenizer belongs to another model."
+        )
     kinds = _list(path, metadata, "token_type", int)
     if len(kinds) != len(tokens):
         raise G4Error(f"{path}: {PREFIX}token_type has not one entry a token.")

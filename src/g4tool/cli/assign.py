@@ -48,7 +48,7 @@ def assigned(
     name = f"{Path(recipe.model).name}-{goal}"
     path = save or Path(f"{name}.yaml")
     if path.exists():
-        return _chosen_before(env, path, name)
+        return _chosen_before(env, recipe, path, name)
     if not path.absolute().parent.is_dir():
         raise UsageError(f"--save-recipe {path}: the folder {path.parent} does not exist.")
     with using_model(env, recipe.model, recipe.revision) as folder, env.out.progress() as report:
@@ -56,7 +56,8 @@ def assigned(
         found = find_assignment(
             base, shipped_texts(), bits_per_weight=bits, nbytes=nbytes, report=report
         )
-    chosen = recipe_of(found.options, name, recipe.model, recipe.revision)
+    assert recipe.quantize is not None, "the section is there"
+    chosen = recipe_of(found.options, name, recipe.model, recipe.revision, recipe.quantize)
     write_text(path, dump(chosen))
     row = found.row
     env.out.note(
@@ -66,12 +67,19 @@ def assigned(
     return chosen
 
 
-def _chosen_before(env: Env, path: Path, name: str) -> "Recipe":
-    """The rules that an earlier run chose for this very goal. Raises UsageError for other files."""
+def _chosen_before(env: Env, asked: "Recipe", path: Path, name: str) -> "Recipe":
+    """The rules that an earlier run chose for this very goal, in the formats that are `asked` for.
+
+    Raises UsageError for other files.
+    """
     from g4tool.recipe.load import load_recipe
 
     found = load_recipe(path)
     if found.name != name:
         raise UsageError(f"{path} is another recipe, {found.name}: name a file with --save-recipe.")
     env.out.note(f"using the rules in {path}; remove the file to measure again")
-    return found
+    assert asked.quantize is not None, "the section is there"
+    if found.quantize is None or "formats" not in asked.quantize.model_fields_set:
+        return found
+    quantize = found.quantize.model_copy(update={"formats": asked.quantize.formats})
+    return found.model_copy(update={"quantize": quantize})

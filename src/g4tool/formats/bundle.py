@@ -92,13 +92,16 @@ def fingerprint(source: Mapping[str, Any], recipe: Mapping[str, Any]) -> str:
 def check_shards(files: Mapping[str, SafetensorsFile], facts: Mapping[str, Any]) -> None:
     """Raise G4Error for a file of a bundle that lacks the fingerprint in `facts`, its g4.json.
 
-    Where g4.json has none, no file may have one.
+    Where g4.json has none, no file may have one; where `facts` are empty, since there is no
+    g4.json, all files must have the same.
     """
-    expected = facts.get(FINGERPRINT)
+    first = next(iter(files.values()))
+    expected = facts.get(FINGERPRINT) if facts else first.metadata.get(FINGERPRINT)
     for file in files.values():
         if file.metadata.get(FINGERPRINT) != expected:
+            other = f"the {BUNDLE}" if facts else first.path.name
             raise G4Error(
-                f"{file.path} belongs to another bundle than the {BUNDLE} beside it; "
+                f"{file.path} belongs to another bundle than {other} beside it; "
                 f"quantize the checkpoint again."
             )
 

@@ -123,9 +123,11 @@ def quantization_config(entries: Iterable[Stored], linears: Iterable[str]) -> di
     experts = False
     for entry in entries:
         if entry.kind != "plain":
-            row = entry.kind == "int8" and entry.group == entry.shape[-1]
+            fused = len(entry.shape) == 3
+            # vLLM's experts are never one scale a row, though a group may be as long as one.
+            row = entry.kind == "int8" and entry.group == entry.shape[-1] and not fused
             kinds[bits_of(entry), None if row else entry.group].append(entry)
-            experts |= len(entry.shape) == 3
+            experts |= fused
     groups = {
         f"group_{number}": {
             "targets": ["Linear"] if len(kinds) == 1 else _targets(alike),

@@ -93,7 +93,14 @@ def fill(
             f"{where}: {stored.name} is stored as {stored.kind}, which g4 does not run for "
             f"weights of {type(module).__name__}; quantize again with another rule for it."
         )
-    if twin is Int8Embedding:
-        parts["scale"] = parts["scale"].to(dtype)
+    scale = parts["scale"]
+    # One of the rows' dtype may still be on its way to the device, and is right as it is.
+    if twin is Int8Embedding and scale.dtype != dtype:
+        # It tells the rows' dtype, where it can be had in that without rounding.
+        narrow = scale.to(dtype)
+        if torch.equal(narrow.to(scale.dtype), scale):
+            parts["scale"] = narrow
+        else:
+            parts["like"] = narrow.new_empty(0)
     owner, _, attribute = path.rpartition(".")
     setattr(model.get_submodule(owner), attribute, twin(**parts))

@@ -4,7 +4,7 @@ Everything in it is a function of the bundle, its base's card and what is publis
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -65,7 +65,6 @@ class CardFacts:
     folders: Sequence[Folder] = ()
     evaluation: Mapping[str, Any] | None = None
     towers: bool = False
-    more: Mapping[str, Any] = field(default_factory=dict)
 
 
 def card(facts: CardFacts) -> str:
@@ -76,7 +75,7 @@ def card(facts: CardFacts) -> str:
         front=yaml.safe_dump(_front(facts), sort_keys=False, allow_unicode=True).strip(),
         title=facts.repo.partition("/")[2],
         scheme=_scheme(facts),
-        group=facts.lineage["recipe"]["group_size"],
+        group=_group(facts),
         bits=f"{facts.lineage['bits_per_weight']:.2f}",
         size=_size(facts.nbytes),
         plain=_size(plain),
@@ -137,6 +136,14 @@ def _scheme(facts: CardFacts) -> str:
     scheme: str = facts.lineage["recipe"]["scheme"]
     packed = facts.layout == "compressed-tensors" and scheme.startswith("int4")
     return "int4-sym" if packed else scheme
+
+
+def _group(facts: CardFacts) -> str:
+    """What follows the scheme: how many weights share a scale. Only 4 bit goes by the recipe's."""
+    scheme = _scheme(facts)
+    if scheme.startswith("int4"):
+        return f", group {facts.lineage['recipe']['group_size']}"
+    return ", one scale a row" if scheme == "int8" else ""
 
 
 def _row(row: AccountRow) -> dict[str, str]:

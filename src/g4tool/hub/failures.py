@@ -24,8 +24,6 @@ def explained(repo: str, revision: str, host: str) -> Iterator[None]:
     `host` is the Hub's address. Raises UnreachableError where there was no answer, at once where
     nobody knows that name: the library would try it again for half a minute.
     """
-    from huggingface_hub import errors
-
     try:
         with quiet():
             if not has_address(host):
@@ -36,43 +34,11 @@ def explained(repo: str, revision: str, host: str) -> Iterator[None]:
             yield
     except G4Error:
         raise
-    except errors.HFValidationError as error:
-        raise UsageError(
-            f"{repo!r} is no repository name of the Hub: give it as owner/name."
-        ) from error
-    except errors.GatedRepoError as error:
-        raise G4Error(
-            f"{repo} is gated: accept its terms at {host}/{repo}, log in with `hf auth login`,"
-            " and run this again."
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise G4Error(
-            f"the Hub has no model repository {repo} that you may see: check the name, or log in"
-            " with `hf auth login` if it is private."
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise G4Error(
-            f"{repo} has no revision {revision!r}: see {host}/{repo}/commits/main for those it has."
-        ) from error
-    except (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError) as error:
-        raise UnreachableError(
-            f"{repo} is not on this machine as a whole and the Hub was not asked or gave no answer:"
-            " check the network and HF_HUB_OFFLINE, then run this again."
-        ) from error
-    except errors.HfHubHTTPError as error:
-        raise _answered(repo, error.response.status_code) from error
-    except errors.HTTPError as error:  # httpx's base class, whichever of its forks is in use
-        raise UnreachableError(
-            f"the connection to {host} failed ({type(error).__name__}): check the network and run"
-            f" this again; files of {repo} that arrived whole are kept."
-        ) from error
-    except OSError as error:
-        raise _broken(repo, error) from error
-    except (RuntimeError, getattr(errors, "XetDownloadError", RuntimeError)) as error:
-        raise UnreachableError(
-            f"the transfer of {repo} broke off ({type(error).__name__}): run this again; files that"
-            " arrived whole are kept."
-        ) from error
+    except Exception as error:
+        found = _explained(repo, revision, host, error)
+        if found is None:
+            raise
+        raise found from error
 
 
 @contextmanager
@@ -101,6 +67,47 @@ def has_address(url: str) -> bool:
     except (OSError, ValueError):
         return False
     return True
+
+
+def _explained(repo: str, revision: str, host: str, error: Exception) -> G4Error | None:
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.HFValidationError):
+        return UsageError(f"{repo!r} is no repository name of the Hub: give it as owner/name.")
+    if isinstance(error, errors.GatedRepoError):
+        return G4Error(
+            f"{repo} is gated: accept its terms at {host}/{repo}, log in with `hf auth login`,"
+            " and run this again."
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return G4Error(
+            f"the Hub has no model repository {repo} that you may see: check the name, or log in"
+            " with `hf auth login` if it is private."
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return G4Error(
+            f"{repo} has no revision {revision!r}: see {host}/{repo}/commits/main for those it has."
+        )
+    if isinstance(error, errors.OfflineModeIsEnabled | errors.LocalEntryNotFoundError):
+        return UnreachableError(
+            f"{repo} is not on this machine as a whole and the Hub was not asked or gave no answer:"
+            " check the network and HF_HUB_OFFLINE, then run this again."
+        )
+    if isinstance(error, errors.HfHubHTTPError):
+        return _answered(repo, error.response.status_code)
+    if isinstance(error, errors.HTTPError):  # httpx's base class, whichever fork is in use
+        return UnreachableError(
+            f"the connection to {host} failed ({type(error).__name__}): check the network and run"
+            f" this again; files of {repo} that arrived whole are kept."
+        )
+    if isinstance(error, OSError):
+        return _broken(repo, error)
+    if isinstance(error, (RuntimeError, getattr(errors, "XetDownloadError", RuntimeError))):
+        return UnreachableError(
+            f"the transfer of {repo} broke off ({type(error).__name__}): run this again; files that"
+            " arrived whole are kept."
+        )
+    return None
 
 
 def _answered(repo: str, status: int) -> G4Error:

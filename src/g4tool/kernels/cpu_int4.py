@@ -28,10 +28,11 @@ _GROUPS = (32, 64, 128, 256)
 
 
 def prepare(model: nn.Module, dtype: torch.dtype) -> int:
-    """Replace the int4 modules on the CPU whose shape torch's kernel takes; return how many.
+    """Replace the int4 modules on the CPU that torch's kernel takes; return how many.
 
-    `dtype` is that of the activations; for any but bf16 nothing is done. The weights are repacked
-    in place: the modules that were there are not to be used again.
+    `dtype` is that of the activations; for any but bf16 nothing is done, nor where a scale is no
+    bf16 number and would be rounded. The weights are repacked in place: the modules that were
+    there are not to be used again.
     """
     count = 0
     block = block_rows() if dtype == torch.bfloat16 else None
@@ -75,6 +76,7 @@ def _fits(module: Int4Linear | Int4ExpertLinear, block: int) -> bool:
         and count % block == 0
         and 2 * half // groups in _GROUPS
         and module.qdata.is_contiguous()
+        and bool((module.scale.bfloat16() == module.scale).all())
     )
 
 

@@ -50,7 +50,7 @@ def int8_mm(x: Tensor, qdata: Tensor, scale: Tensor) -> Tensor:
             return out
     if _few_on_cpu(x, qdata, scale):
         flat = x.reshape(-1, x.shape[-1]).contiguous()
-        out = torch._weight_int8pack_mm(flat, qdata, scale[:, 0].to(x.dtype))
+        out = torch._weight_int8pack_mm(flat, qdata, scale[:, 0])
         return out.view(*x.shape[:-1], -1)
     return product(x, qdata.shape[0], _rows(qdata, scale, x.dtype))
 
@@ -62,7 +62,7 @@ def _few_on_cpu(x: Tensor, qdata: Tensor, scale: Tensor) -> bool:
     """
     return (
         x.device.type == "cpu"
-        and x.dtype == torch.bfloat16
+        and x.dtype == scale.dtype == torch.bfloat16
         and scale.shape[1] == 1
         and qdata.is_contiguous()
         and qdata.shape[0] % 16 == 0
@@ -124,13 +124,20 @@ class Int8Linear(_Int8):
 class Int8Embedding(_Int8):
     """An embedding on an int8 table [vocab, dim], and the same table as the tied output head.
 
-    No activation tells what dtype rows should have, so they have that of `scale`: a model that
-    computes in fp32 holds the scale in fp32.
+    No activation tells what dtype rows should have, so they have that of `like`, an empty tensor,
+    or without one that of `scale`.
     """
+
+    like: Tensor | None
+
+    def __init__(self, qdata: Tensor, scale: Tensor, like: Tensor | None = None) -> None:
+        super().__init__(qdata, scale)
+        self.register_buffer("like", like)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Rows [..., dim], unscaled, for ids int64 [...]; only those rows are dequantized."""
-        return dequantize_int8(self.qdata[ids], self.scale[ids], self.scale.dtype)
+        dtype = (self.scale if self.like is None else self.like).dtype
+        return dequantize_int8(self.qdata[ids], self.scale[ids], dtype)
 
     def project(self, hidden: Tensor) -> Tensor:
         """Scores [..., vocab] of hidden [..., dim] against every row."""

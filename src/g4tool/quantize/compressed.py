@@ -15,6 +15,7 @@ import torch
 from g4tool.checkpoint.lazy import Checkpoint
 from g4tool.checkpoint.names import hf_name, published_prefix
 from g4tool.checkpoint.writer import Spec
+from g4tool.errors import UsageError
 from g4tool.formats import compressed_tensors as layout
 from g4tool.formats.torchao import Kind, Stored
 from g4tool.quantize.driver import Unit
@@ -22,6 +23,7 @@ from g4tool.quantize.grid import is_grid
 from g4tool.quantize.policy import EMBEDDING, HEAD, TABLE, TensorPlan
 from g4tool.quantize.tally import specs_size
 
+_GROUPS = (128, 64, 32)
 # Layers that vLLM joins into one, so that all members are alike or none is quantized.
 _JOINED = (
     re.compile(r"(layers\.\d+\.self_attn)\.[qkv]_proj\.weight"),
@@ -49,6 +51,15 @@ def compressed_plan(checkpoint: Checkpoint, plans: Iterable[TensorPlan]) -> list
     return _joined_alike(result)
 
 
+def check_plan(plans: Iterable[TensorPlan]) -> None:
+    """Raise UsageError for a bundle with nothing quantized, which its loaders do not take."""
+    if all(item.scheme == "keep" for item in plans):
+        raise UsageError(
+            "the format compressed-tensors would hold no quantized matrix (embeddings and head "
+            "stay in 16 bit there): leave it out of quantize.formats, or give another scheme."
+        )
+
+
 def compressed_units(units: Iterable[Unit], plans: Iterable[TensorPlan]) -> list[Unit]:
     """The same files as `units`, with the tensors of `plans` in them."""
     by_name = {item.name: item for item in plans}
@@ -64,11 +75,27 @@ def _symmetric(item: TensorPlan) -> TensorPlan:
     if item.name in (EMBEDDING, TABLE, HEAD):
         return _kept(item, "embeddings and head stay in 16 bit in this format")
     if item.scheme == "int8":
-        # Its words hold four codes.
-        odd = item.shape[-1] % 4 != 0
-        return _kept(item, "its columns do not fill whole words") if odd else item
+        return _int8(item)
     solver = "grid-symmetric" if is_grid(item.solver) else "symmetric"
     return replace(item, scheme="int4-sym", solver=solver)
+
+
+def _int8(item: TensorPlan) -> TensorPlan:
+    """One scale a row or groups that vLLM has; of experts it wants groups."""
+    columns = item.shape[-1]
+    if _whole_row(item):
+        # A word holds four codes.
+        return _kept(item, "its columns do not fill whole words") if columns % 4 else item
+    if item.group_size in _GROUPS:
+        return item
+    group = next((group for group in _GROUPS if columns % group == 0), None)
+    if group is None:
+        return _kept(item, "no group that vLLM has divides its columns")
+    return replace(item, group_size=group, reason=f"{item.reason}; in groups that vLLM has")
+
+
+def _whole_row(item: TensorPlan) -> bool:
+    return len(item.shape) == 2 and item.group_size == item.shape[-1]
 
 
 def _kept(item: TensorPlan, why: str) -> TensorPlan:
@@ -92,8 +119,8 @@ def _joined_alike(plans: list[TensorPlan]) -> list[TensorPlan]:
 
 
 def _kind_and_group(item: TensorPlan) -> tuple[str, int | None]:
-    whole_row = item.scheme == "int8" and item.group_size == item.shape[-1]
-    return item.scheme, None if whole_row else item.group_size
+    row = item.scheme == "int8" and _whole_row(item)
+    return item.scheme, None if row else item.group_size
 
 
 def _coarseness(item: TensorPlan) -> tuple[int, int]:

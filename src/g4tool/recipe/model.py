@@ -77,12 +77,14 @@ class Quantize(Section):
     layerwise: bool = True
     head: Head = "tied"
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    formats: list[Format] = Field(default=["torchao"], min_length=1)
+    formats: list[Format] = ["torchao"]
     rules: list[Rule] = []
 
     @field_validator("formats")
     @classmethod
     def _each_once(cls, formats: list[Format]) -> list[Format]:
+        if not formats:
+            raise ValueError("names no format: leave the key out for torchao")
         if len(set(formats)) != len(formats):
             raise ValueError("a format is named twice")
         if "executorch" in formats and "torchao" not in formats:

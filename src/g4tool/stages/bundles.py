@@ -58,6 +58,8 @@ class Bundles:
         self.mark = fingerprint(self.source, self.recipe)
         self.units = driver.units(self.plans, self.options.layerwise)
         self.packed_plans = compressed.compressed_plan(self.checkpoint, self.plans)
+        if COMPRESSED in self.formats:
+            compressed.check_plan(self.packed_plans)
         self.packed_units = compressed.compressed_units(self.units, self.packed_plans)
         self.side_files = bundle.bundle_side_files(self.checkpoint)
         self.text = [

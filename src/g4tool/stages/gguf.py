@@ -57,7 +57,8 @@ class FromGgufStage:
 
         path = self.source.path.absolute()
         checkpoint = open_gguf(path)
-        texts = small_files(path, read_header(path, texts=True).metadata)
+        metadata = read_header(path, texts=True).metadata
+        texts = small_files(path, metadata, checkpoint.config.vocab_size)
         work.file(CONFIG, lambda target: write_json(target, checkpoint.raw_config))
         for name, content in texts.items():
             work.file(name, partial(write_text, content=content))

@@ -45,7 +45,7 @@ class QuantizeStage:
     qat: bool
     device: str
     name: str = "quantize"
-    version: int = 2
+    version: int = 3
     formats: tuple[str, ...] = ("torchao",)
 
     @property

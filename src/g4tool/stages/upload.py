@@ -210,8 +210,9 @@ def _kind(name: str, bundle: Artifact, others: Mapping[str, Artifact]) -> tuple[
 
     facts = read_facts(artifact.path)
     gpu = f", compiled for {facts.gpu['name']}" if facts.gpu else ""
+    unproved = "" if facts.verified else ", exported without a proof"
     kind = "export-cuda" if facts.backend == "cuda" else "export-cpu"
-    return kind, f", up to {facts.max_seq_len} tokens{gpu}"
+    return kind, f", up to {facts.max_seq_len} tokens{gpu}{unproved}"
 
 
 def _free_memory() -> int | None:
