@@ -27,7 +27,9 @@ def test_the_smallest_recipe_and_its_defaults() -> None:
 
 
 def test_an_empty_section_asks_for_its_stage_with_defaults() -> None:
-    recipe = load(HEAD + "quantize:\nexport-cuda: {}\nexport-cpu:\ncompile-neuron:\n")
+    recipe = load(
+        HEAD + "quantize:\nexport-cuda: {}\nexport-cpu: {max_seq_len: 512}\ncompile-neuron:\n"
+    )
     assert recipe.quantize
     quantize = recipe.quantize
     assert (quantize.scheme, quantize.group_size, quantize.solver) == ("int4-hqq", 32, None)
@@ -35,7 +37,7 @@ def test_an_empty_section_asks_for_its_stage_with_defaults() -> None:
     assert recipe.export_cuda
     assert (recipe.export_cuda.max_seq_len, recipe.export_cuda.prefill_chunk) == (4096, 1024)
     assert recipe.export_cpu
-    assert recipe.export_cpu.int8_activations is False
+    assert (recipe.export_cpu.int8_activations, recipe.export_cpu.prefill_chunk) == (False, 512)
     assert recipe.compile_neuron
     neuron = recipe.compile_neuron
     assert (neuron.tp, neuron.batch, neuron.seq_len, neuron.target) == (4, 1, 2048, "trn2")
@@ -112,7 +114,7 @@ convrt: {}
             "convert: dtype needs materialize: true, an index cannot change the numbers",
         ),
         (
-            "export-cpu: {max_seq_len: 128}",
+            "export-cpu: {max_seq_len: 128, prefill_chunk: 1024}",
             "export-cpu: prefill_chunk 1024 is longer than max_seq_len 128",
         ),
         ("export-cpu: {max_seq_len: 0}", "export-cpu.max_seq_len: 0 is not greater than 0"),

@@ -37,7 +37,7 @@ MaxSeqLen = Annotated[
     int | None, typer.Option(help="Tokens the cache holds, prompt and answer [4096].")
 ]
 PrefillChunk = Annotated[
-    int | None, typer.Option(help="Most tokens of a prompt that a call takes [1024].")
+    int | None, typer.Option(help="Most tokens of a prompt that a call takes [1024, or all].")
 ]
 Sampling = Annotated[
     bool | None,

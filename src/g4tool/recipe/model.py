@@ -20,6 +20,7 @@ Solver = Literal["hqq", "rtn", "reference"]
 Dtype = Literal["bfloat16", "float16", "float32"]
 Format = Literal["torchao", "executorch", "compressed-tensors"]
 Positive = Annotated[int, Field(gt=0)]
+_CHUNK = 1024
 
 
 class Section(BaseModel):
@@ -107,8 +108,18 @@ class Convert(Section):
 
 class _Program(Section):
     max_seq_len: Positive = 4096
-    prefill_chunk: Positive = 1024
+    prefill_chunk: Positive = _CHUNK
     sampling: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _all_at_once(cls, raw: Any) -> Any:
+        """A short cache takes a prompt whole, where nobody asked for another chunk."""
+        if not isinstance(raw, dict) or "prefill_chunk" in raw:
+            return raw
+        longest = raw.get("max_seq_len")
+        short = type(longest) is int and 0 < longest < _CHUNK
+        return {**raw, "prefill_chunk": longest} if short else raw
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
