@@ -44,7 +44,7 @@ pytestmark = [
 ]
 NEW = 24
 TIE = 2e-3
-"""Scores of a router, which go up to 3 in the tiny model, count as equal when closer than this."""
+"""Scores of a router, up to 3.3 in the tiny model, count as equal when closer than this."""
 TEXT = "The old man walked to the river, for he wanted to see the water and the ships. " * 12
 
 Files = Callable[[Path, str | None], Path]
@@ -81,26 +81,40 @@ def logits(model: TextModel, prompt: list[int], new: list[int]) -> Tensor:
 
 
 def nearest(model: TextModel, prompt: list[int], new: list[int], theirs: Tensor) -> Tensor:
-    """`logits`, but where a router's choice was nearly a tie, perhaps those of the other choice.
+    """`logits`, but where one router's choice was nearly a tie, perhaps those of the other choice.
 
     There llama.cpp's rounding may choose the other expert, which moves a token's logits by any
-    amount. Each such tie is turned, one at a time; of the logits so found, each row is the closest.
+    amount. Each such tie is turned alone; the turn taken serves for all the tokens, and is named.
     """
-    found = [logits(model, prompt, new)]
-    for router in [module for module in model.modules() if isinstance(module, Router)]:
-        scores: list[Tensor] = []
-        hook = router.proj.register_forward_hook(lambda _, __, out, kept=scores: kept.append(out))
-        logits(model, prompt, new)
+
+    def off(rows: Tensor) -> float:
+        return float((rows.log_softmax(-1) - theirs).abs().max())
+
+    routers = {name: part for name, part in model.named_modules() if isinstance(part, Router)}
+    scores: dict[str, Tensor] = {}
+    hooks = [
+        router.proj.register_forward_hook(lambda _, __, out, name=name: scores.update({name: out}))
+        for name, router in routers.items()
+    ]
+    best, taken = logits(model, prompt, new), ""
+    for hook in hooks:
         hook.remove()
-        last, left_out = scores[0][0].topk(router.top_k + 1).values[:, -2:].unbind(-1)
+    for name, router in routers.items():
+        last, left_out = scores[name][0].topk(router.top_k + 1).values[:, -2:].unbind(-1)
         for at in (last - left_out < TIE).nonzero().flatten().tolist():
             turn = partial(turned, at=at, top_k=router.top_k)
             hook = router.proj.register_forward_hook(lambda _, __, out, turn=turn: turn(out))
-            found.append(logits(model, prompt, new))
+            rows = logits(model, prompt, new)
             hook.remove()
-    rows = torch.stack(found)
-    off = (rows.log_softmax(-1) - theirs).abs().amax(-1)
-    return rows[off.argmin(0), torch.arange(len(new))]
+            if off(rows) < off(best):
+                gap = float(last[at] - left_out[at])
+                best, taken = (
+                    rows,
+                    f"{name} at {at}, apart by {gap:.1g} of {scores[name].max():.2g}",
+                )
+    if taken:
+        print(f"\na tie turned: {taken}")
+    return best
 
 
 def turned(scores: Tensor, at: int, top_k: int) -> Tensor:
