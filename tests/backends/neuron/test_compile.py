@@ -47,7 +47,8 @@ for done, (model, number, bucket) in enumerate(tasks, start=1):
     neff = out / "work" / model / f"_tp0_bk{number}" / "graph.neff"
     if not neff.is_file():
         neff.parent.mkdir(parents=True, exist_ok=True)
-        print("compiling", model, bucket, file=sys.stderr, flush=True)
+        # One write: g4 writes this process's standard output into the same log meanwhile.
+        sys.stderr.write(f"compiling {model} {bucket}\\n")
         neff.write_text(f"not a NEFF: {model} {bucket}")
         time.sleep(0.3)
     event = {"event": "bucket", "model": model, "bucket": bucket, "done": done, "total": len(tasks)}
